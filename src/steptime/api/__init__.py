@@ -1,7 +1,6 @@
-"""The Python API: what the commands print is what these functions return.
-
-Names are loaded when they are first used: those of real models (``fit``) import what the others do without. Packages
-add functions under the entry point ``steptime.api``, as the laboratory adds ``limits`` and ``consistency``.
+"""The Python API: the commands print what these functions return.
+Names are loaded on first use, because functions for real models (``fit``) import more than the others. Packages add
+functions under the entry point ``steptime.api``, as the laboratory adds ``limits`` and ``consistency``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from steptime.study.guide.decisions import guide as guide
     from steptime.study.shadow import shadow as shadow
 
-#: Public name -> where it is defined.
+#: Public name -> place of its definition.
 PLACES: Final = {
     "Collective": "steptime.simulation.collectives.times:Collective",
     "Difference": "steptime.api.comparison:Difference",

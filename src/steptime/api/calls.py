@@ -1,4 +1,4 @@
-"""The functions behind the commands: one plan of a job for the engine, and its estimate."""
+"""Functions behind the commands: one plan of a job for the engine, and its estimate."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from steptime.schedule.schedules import SEVERAL_RANKS, Pipeline
 from steptime.search.modes import MODES, Mode
 
 _COLUMNS = tuple(name for name in COLUMNS if name not in (*AXES, "panels"))
-"""Columns of a plan other than its mesh, with the engine's own defaults."""
+"""Columns of a plan other than its mesh; they have the engine's defaults."""
 ALONE: Final = "replicas alone do not fit"
 BEST_TAKEN: Final = "no degree was given, and the plan is the best that steptime plan finds"
 NO_RUN: Final = "the plan does not fit: there is no training time, no bill"
@@ -80,7 +80,7 @@ def estimate(
     prices: str | None = None,
     predictor: str | None = None,
 ) -> Estimate:
-    """Explains one plan.
+    """Estimate the step of one plan.
 
     Args:
         plan: degrees and choices, the keys of :data:`steptime.options.KEYS` (``steptime estimate --help`` says what
@@ -93,8 +93,8 @@ def estimate(
         failures: how often parts of the cluster fail, and how it saves and restarts: ``default``, a name of
             :func:`steptime.goodput.operations.names`, or a TOML file; then :attr:`Estimate.run` has the goodput.
         prices: ``default`` or a TOML file; then :attr:`Estimate.run` has energy and money.
-        predictor: a learned correction that multiplies the times of operators: ``learned``, that of the kind of
-            device, or its file.
+        predictor: a learned correction that multiplies the times of operators: ``learned`` (the correction for the
+            kind of device), or its file.
 
     The other arguments are those of :func:`plan`. The command asks for ``gpus`` and ``global_batch``; here both may be
     left out. Without ``gpus`` the product of the degrees is taken. Without ``global_batch`` it is one micro-batch per
@@ -140,29 +140,27 @@ def estimate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPlan:
-    """One plan of one job as the engine takes it."""
+    """One plan of one job for the engine."""
 
     setting: Setting
     strategy: Strategy
     plans: Plans
     given: Mapping[str, Any]
-    """What the caller gave of the plan, checked."""
+    """The caller's entries of the plan, checked."""
     notes: tuple[str, ...]
-    """How the input was read."""
+    """Notes on how the input was read."""
 
 
 def fitting_plan(
     model: NameOrPath | CapturedModel, cluster: NameOrPath | Cluster, *, always: bool = False, **job: Any
 ) -> AskedPlan:
-    """One plan for the engine, as :func:`asked_plan` makes it, but where no degree is given one that fits, if any does.
-
-    Without a degree replicas alone are taken where they fit, and else the best plan of a search.
-
+    """One plan for the engine: of :func:`asked_plan`, but if no degree is given, a plan that fits, if one does.
+    Without a degree the plan is data parallelism if it fits, and else the best plan of a search.
     Args:
-        model: as there.
-        cluster: as there.
-        always: the best plan is taken also where replicas alone fit.
-        job: the other arguments, as there; without ``gpus`` and ``global_batch`` there is nothing to search.
+        model: as in :func:`asked_plan`.
+        cluster: as in :func:`asked_plan`.
+        always: take the best plan also if data parallelism alone fits.
+        job: other arguments of :func:`asked_plan`; without ``gpus`` and ``global_batch`` there is no search.
 
     Raises:
         UserError: something in the input is wrong; the message says what to change.
@@ -257,7 +255,7 @@ def _sharded_plan(
     given: Mapping[str, Any],
     **job: Any,
 ) -> AskedPlan:
-    """The plan whose record has the ``mesh`` and the sharding of each parameter; all else follows from these.
+    """The plan of a record with the ``mesh`` and the sharding of each parameter; the rest follows from these.
 
     ``job``: arguments of the function that finds shardings.
 
@@ -284,7 +282,7 @@ def _sharded_plan(
 
 
 def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes on what was not given."""
+    """Notes on defaults taken for values that were not given."""
     shard = 0 if "shard" in given else int(found.plan["shard"])
     stage = () if "zero" in given else stage_taken(job.framework.name, found.plan["zero"], shard)
     if "micro_batch" in given:
@@ -296,7 +294,7 @@ def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _check_served(setting: Setting, plans: Plans, given: Mapping[str, Any]) -> None:
-    """Refuses what a schedule cannot serve that the plan names.
+    """Refuse a plan that its named schedule cannot serve.
 
     Raises:
         UserError: the message has the rule and the numbers that break it.
@@ -332,7 +330,7 @@ def _check_served(setting: Setting, plans: Plans, given: Mapping[str, Any]) -> N
 
 
 def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:
-    """Refuses a plan that leaves a replica without a micro-batch, where the mode cannot round up."""
+    """Refuse a plan that leaves a replica without a micro-batch, if the mode cannot round up."""
     if mode.method.micro_batches(job, Plans(dp=dp, micro_batch=micro_batch)) < 1:
         raise PlanError(
             f"micro_batch {micro_batch} is more than a replica's share of the batch: {job.global_batch} / dp {dp} = "

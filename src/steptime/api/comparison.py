@@ -1,4 +1,4 @@
-"""Two estimates compared."""
+"""Comparison of two estimates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADLINE = (
 )
 
 OF_JOB = ("model", "cluster", "mode")
-"""What an estimate says of its job in addition to the workload."""
+"""Fields of an estimate's job in addition to the workload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Difference:
 
     headline: Mapping[str, list[Any]]
     plan: Mapping[str, list[Any]]
-    """Only what differs, of the job and of the plan."""
+    """Differing entries of the job and of the plan."""
     time: Mapping[str, list[float]]
     memory: Mapping[str, list[float]]
 

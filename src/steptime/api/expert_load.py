@@ -1,4 +1,4 @@
-"""How tokens are spread over the experts of a model: from a file, or from a distribution by name."""
+"""Distribution of tokens over the experts of a model: from a file, or by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAWN: Final[dict[str, tuple[Callable[[int, float], list[float]], float]]] = {
     "zipf": (zipf_shares, 10.0),
     "lognormal": (lognormal_shares, 10.0),
 }
-"""Distribution -> shares of experts by popularity for its number, and the largest number."""
+"""Distribution -> function for the shares of experts by popularity, and its largest parameter."""
 USAGE: Final = "uniform, zipf:EXPONENT, lognormal:SIGMA, or a file with the tokens of each expert (.csv or .json)"
 
 
@@ -29,7 +29,7 @@ def expert_load_of(text: str | None, model: ModelSpec) -> ExpertLoad | None:
     numbers of experts; a file keeps its own order.
 
     Raises:
-        UserError: no distribution is called so, its number is out of range, or the file does not describe the model.
+        UserError: the distribution is unknown, its number is out of range, or the file does not match the model.
     """
     if text is None or text == "uniform" or model.experts is None:
         return None

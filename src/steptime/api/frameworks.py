@@ -1,6 +1,5 @@
-"""What a named framework means for a plan: its name, its ZeRO stage where none is given, the space of a search.
-
-Fitted frameworks as records: parameters with their doubts, habits, and how much they were fitted to.
+"""Effects of a named framework on a plan: its name, default ZeRO stage, the space of a search.
+Records of fitted frameworks: parameters with their doubts, habits, and the number of runs of the fit.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from steptime.plan.recompute import SELECTIVE, recompute_code, says_selective, s
 from steptime.plan.space import Constraint, CorrectedSpace, Space
 
 Strategies = Mapping[str, tuple[Constraint, ...]]
-#: Axes that a strategy is asked for by its name.
+#: Strategy -> axes that it stands for.
 OF_STRATEGY = {"context": frozenset({"cp"}), "2d": frozenset({"tp"})}
 OTHERS = "steptime frameworks lists all"
 PLACED = "ranks lie as launchers number them, tp innermost; --framework generic tries every placement"
@@ -48,21 +47,21 @@ class Scope:
     strategies: Strategies
     constraints: tuple[Constraint, ...]
     notes: tuple[str, ...] = ()
-    """What is left out because the framework has it not."""
+    """Notes on plans left out because the framework does not have them."""
 
 
 def framework_taken(given: str | None) -> str | None:
-    """The framework that a name means: itself, or the one that tables of measured runs have for it."""
+    """The framework of a name: itself, or the one that tables of measured runs use for it."""
     return given if given is None or is_framework(given) else framework_called(given) or given
 
 
 def no_framework(given: str) -> UserError:
-    """The error for a name that no framework has; a name that leaves it open is told what there is."""
+    """Error for an unknown framework; an ambiguous name gets the list of candidates."""
     return unknown_framework(given, left_open(given))
 
 
 def renamed(given: str | None) -> tuple[str, ...]:
-    """A note where a name means a framework of another name: the runs that stand behind it, and why it is taken.
+    """A note if a name stands for a framework of another name: its runs, and why it is taken.
 
     >>> renamed("torchtitan"), renamed("Megatron-Core"), renamed(None)
     ((), (), ())
@@ -77,7 +76,7 @@ def renamed(given: str | None) -> tuple[str, ...]:
 
 
 def read_as(framework: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note on how a recomputation was read that frameworks mean differently.
+    """A note on the meaning of a recomputation that differs between frameworks.
 
     >>> read_as("torchtitan", {"recompute": "selective"})[0]
     'recompute selective was read as norm+activation+outputs, as torchtitan means it'
@@ -94,10 +93,9 @@ def read_as(framework: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
-    """The ZeRO stage of a framework on a mesh; without replicas no higher than that of a framework without habits.
-
-    Where there are no replicas all stages are one, but for experts, which tensor ranks may replicate: what does not
-    shard the states of two replicas do not shard their own.
+    """Default ZeRO stage of a framework on a mesh; without replicas at most the default of a framework without habits.
+    Without replicas all stages are the same, except for experts, which tensor ranks may replicate: a framework that
+    does not shard the states of two replicas does not shard those of experts.
 
     >>> stage_unless_given("torchtitan", {"dp": 8, "pp": 1}), stage_unless_given("torchtitan", {"dp": 1, "tp": 8})
     (3, 1)
@@ -111,7 +109,7 @@ def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
 
 
 def recompute_unless_given(framework: str) -> int:
-    """Code of what a framework recomputes where a plan does not say it.
+    """Code of a framework's default recomputation.
 
     >>> recompute_unless_given("trl"), recompute_unless_given("torchtitan")
     (2, 0)
@@ -121,13 +119,12 @@ def recompute_unless_given(framework: str) -> int:
 
 
 def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: int) -> int:
-    """Ranks over which a framework shards where neither ``shard`` nor a ZeRO stage is given; 0: all.
-
-    PyTorch's own FSDP, which a framework's name may stand for, shards over all.
+    """Ranks over which a framework shards if neither ``shard`` nor a ZeRO stage is given; 0: all.
+    PyTorch's own FSDP, which a framework's name may stand for, shards over all ranks.
 
     Args:
         framework: its name as given.
-        degrees: of the mesh.
+        degrees: degrees of the mesh.
         node: devices of a node.
 
     >>> [shard_unless_given(name, {"dp": 64}, 8) for name in ("fms-fsdp", "FSDP", "torchtitan", None)]
@@ -142,7 +139,7 @@ def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: 
 
 
 def shards_within_node(ranks: int, node: int) -> int:
-    """Ranks of one node, over which it shards where the ranks are several whole nodes; 0: all.
+    """Ranks of one node if the data ranks fill several whole nodes, for shards within a node; 0: all.
 
     >>> shards_within_node(64, 8), shards_within_node(8, 8), shards_within_node(12, 8)
     (8, 0, 0)
@@ -159,16 +156,17 @@ def scope_of(
     within: int = 0,
     experts: bool = False,
 ) -> Scope:
-    """The plans of a search that a framework has, and the plans that the user asks for explicitly.
+    """Plans of a search: those that a framework has, and those that the user asks for explicitly.
 
     Args:
         framework: its name.
         space: candidates of all frameworks, with what the user fixes.
-        strategies: strategies that are searched, each with constraints of its own.
-        constraints: what the user fixes or bounds.
-        asked: the strategy that the user named, ``auto`` for none.
-        within: ranks of a node, where the job has several; shards within it are tried if the framework has them.
-        experts: whether the model has experts.
+        strategies: strategies to search, each with constraints of its own.
+        constraints: the user's fixed values and bounds.
+        asked: strategy that the user named, ``auto`` for none.
+        within: ranks of a node, if the job has several nodes; shards within a node are tried if the framework has
+            them.
+        experts: True if the model has experts.
     """
     habits = habits_of(framework)
     wished = {c.column for c in constraints if _asks(c)} | OF_STRATEGY.get(asked, frozenset())
@@ -195,7 +193,7 @@ def scope_of(
 def _with_habits(
     space: CorrectedSpace, habits: Habits, constraints: Sequence[Constraint], *, within: int, experts: bool
 ) -> CorrectedSpace:
-    """The space with the ZeRO stages, shards and recomputed parts of a framework, where the user fixes none."""
+    """The space with the framework's ZeRO stages, shards and recomputed parts, unless the user fixes them."""
     fixed = {c.column for c in constraints}
     if not any(c.column == "zero" and c.relation == "=" for c in constraints):
         space = space.with_habits(habits)
@@ -208,7 +206,7 @@ def _with_habits(
 
 
 def _asks(constraint: Constraint) -> bool:
-    """Whether a constraint asks for more than one rank of an axis."""
+    """True if a constraint requires more than one rank of an axis."""
     least = constraint.value + (constraint.relation == ">")
     return constraint.relation in ("=", ">=", ">") and least > 1
 
@@ -219,11 +217,11 @@ def _stages(space: CorrectedSpace, *, pipelines: bool) -> str:
 
 
 def fixed_values(constraints: Sequence[Constraint]) -> dict[str, Any]:
-    """Columns that may have one value only."""
+    """Columns fixed to one value."""
     return {c.column: c.value for c in constraints if c.relation == "="}
 
 
-#: What is charged, by group, for a list of frameworks.
+#: Titles of the two frameworks that are not fitted to software.
 TITLES: Final = {IDEAL.name: "no slowdown, no overhead, no band", GENERIC: "the common values: not known which"}
 
 
@@ -234,24 +232,24 @@ class FrameworkRecord:
     name: str
     title: str
     runs: int | None
-    """Measured runs of it that the fit used; None: the file does not say."""
+    """Number of measured runs in the fit; None: the file does not say."""
     parameters: dict[str, float]
     doubts: dict[str, float]
-    """Standard deviation of the logarithm (of shares: of the logit); empty for the ideal one."""
+    """Standard deviation of the logarithm (for shares: of the logit); empty for the ideal framework."""
     habits: Habits
     memory: dict[str, Any]
-    """What its memory needs beyond live tensors, where that is not nothing."""
+    """Nonzero memory needs beyond live tensors."""
     sources: dict[str, tuple[str, str]]
-    """Source and kind of each habit, and of each value of its memory, that its file gives."""
+    """Source and kind of each habit and memory value in its file."""
     defaults: dict[str, Any]
     """Defaults of a fine-tuning stack."""
     source: str
     notes: tuple[str, ...] = ()
-    """What to know of the name by which it was asked for."""
+    """Notes on the name that was given for it."""
 
     @property
     def shown_habits(self) -> dict[str, Any]:
-        """Every habit by its name, as plain data; sets in order."""
+        """Habits by name as plain data, with sets as sorted lists."""
         values = {field.name: getattr(self.habits, field.name) for field in fields(self.habits)}
         return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in values.items()}
 
@@ -270,7 +268,7 @@ class FrameworkRecord:
 
 
 def framework_record(name: str) -> FrameworkRecord:
-    """One framework of those in use.
+    """Record of one framework.
 
     Raises:
         UnknownNameError: the name is unknown.
@@ -311,7 +309,7 @@ def framework_record(name: str) -> FrameworkRecord:
 
 
 def overlap_records(name: str | None = None) -> list[dict[str, Any]]:
-    """Rules of overlap as plain data; for one framework the rules that it follows by default.
+    """Overlap rules as plain data; for one framework, the rules that it follows by default.
 
     Raises:
         UnknownNameError: the framework is unknown.
@@ -322,13 +320,13 @@ def overlap_records(name: str | None = None) -> list[dict[str, Any]]:
 
 
 def _follows(habits: Habits, rule: OverlapRule) -> bool:
-    """Whether software with these habits has the traffic of a rule, and overlaps it."""
+    """True if software with these habits has the traffic of a rule and overlaps it."""
     has = bool(habits.zero_stages & set(rule.zero)) and (not rule.axis or rule.axis in habits.axes)
     hides = (not rule.word or rule.word in habits.overlap) and (not rule.habit or bool(getattr(habits, rule.habit)))
     return has and hides
 
 
 def framework_file_record() -> dict[str, Any]:
-    """Where the frameworks in use come from: file, source, runs, bands."""
+    """Provenance of the frameworks: file, source, runs, bands."""
     table = framework_table()
     return {"file": framework_path().name, **table["provenance"], "bands": table["band"], "devices": table["device"]}

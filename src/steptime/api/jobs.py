@@ -1,6 +1,5 @@
-"""From what a user says about a training job to the record that the engine takes.
-
-Names of optimisers: one list for modules that are captured and for models that are known by their dimensions.
+"""Conversion of the user's description of a training job into the record of the engine.
+Names of optimisers: one list for captured modules and for models given by their dimensions.
 
 A captured module runs PyTorch's optimiser of the same name; a model by its dimensions has the states of
 :data:`steptime.plan.optimizers.OPTIMIZERS`. Two names of the same thing are accepted by every command.
@@ -43,8 +42,8 @@ from steptime.plan.optimizers import OPTIMIZERS, Optimizer
 from steptime.search.modes import Mode
 
 CAPTURED_DEFAULT: Final = "adamw"
-"""Of a captured module; a model by its dimensions costs the same with ``adam`` and ``adamw``."""
-#: Name -> what captures call it; None: it cannot be captured.
+"""Default optimiser of a captured module; a model by its dimensions costs the same with ``adam`` and ``adamw``."""
+#: Name -> name in captures; None: it cannot be captured.
 _CAPTURED: Final[Mapping[str, str | None]] = {
     **{
         name: name
@@ -68,13 +67,13 @@ _CAPTURED: Final[Mapping[str, str | None]] = {
     **dict.fromkeys(("adam8bit", "lion", "ademamix", "schedule-free", "muon", "shampoo", "soap")),
 }
 CAPTURED_OPTIMIZERS: Final = tuple(name for name, own in _CAPTURED.items() if own == name)
-"""Optimisers that can be captured, each by its first name."""
-#: Name -> what the estimate calls it, where that differs.
+"""Optimisers that can be captured, without aliases."""
+#: Name -> name in estimates, if different.
 _ESTIMATED: Final[Mapping[str, str]] = {"sgd-momentum": "momentum"}
 
 
 def captured_optimizer(name: str, device: Device) -> str:
-    """Name of an optimiser in captures; on the host the one that loops over tensors, PyTorch's default there.
+    """Name of an optimiser in captures; on the host the variant that loops over tensors, PyTorch's default there.
 
     Raises:
         UserError: the name is unknown, or it cannot be captured.
@@ -100,7 +99,7 @@ def estimated_optimizer(name: str) -> Optimizer:
     """States of an optimiser in the estimate of a model by its dimensions.
 
     Raises:
-        UserError: the name is unknown, or it is for modules that are captured.
+        UserError: the name is unknown, or for captured modules only.
 
     >>> estimated_optimizer("sgd-momentum").name, estimated_optimizer("adamw").state_bytes
     ('momentum', 8.0)
@@ -116,15 +115,15 @@ def estimated_optimizer(name: str) -> Optimizer:
 
 LORA_KEYS = ("rank", "targets", "qlora", "dora")
 OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
-"""Choices that are a habit of the framework where the user makes none."""
+"""Choices whose default is a habit of the framework."""
 ELSEWHERE = ("dispatcher", "attention_dtype", "expert_load")
-"""Choices of which something other than the field of their name follows."""
+"""Choices that do not set the field of their name directly."""
 EXPERT_KEYS = tuple(name for name, row in OPTIONS.items() if row.of_experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A job as the user gives it."""
+    """A job as the user describes it."""
 
     model: str | CapturedModel
     cluster: NameOrPath | Cluster
@@ -136,7 +135,7 @@ class Request:
     lora: Mapping[str, Any] | None
 
     def setting(self, gpus: int, global_batch: int, chosen: Mapping[str, Any]) -> Setting:
-        """Job, method and cluster; ``chosen`` are the checked choices that hold for all plans.
+        """Job, method and cluster; ``chosen``: checked choices common to all plans.
 
         Raises:
             UserError: something in the input is wrong; the message says what to change.
@@ -184,10 +183,9 @@ class Request:
 
 
 def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
-    """The job with the habits of its framework, but where the user chose otherwise.
-
-    Where the framework overlaps transfers and ``overlap`` none is chosen, all is exposed, with the share that its
-    fitted factors hold included; factors of a framework that overlaps nothing by default hold no share.
+    """The job with the habits of its framework, overridden by the user's choices.
+    If the framework overlaps transfers and the user chooses ``overlap`` none, all traffic is exposed, including the
+    share contained in the fitted factors; factors of a framework without default overlap contain no share.
 
     Raises:
         UserError: the exchange of experts is to overlap, and the model has no experts.
@@ -211,7 +209,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
 
 
 def attending(precision: Precision, chosen: Mapping[str, Any]) -> Precision:
-    """The precision with the products of attention in the format that was chosen, if one was.
+    """The precision with the products of attention in the chosen format, if any.
 
     Raises:
         PlanError: the attention has no kernel in it, or trains in more than 16 bits.
@@ -233,21 +231,20 @@ def attending(precision: Precision, chosen: Mapping[str, Any]) -> Precision:
 
 
 def _asked_overlap(job: Job, chosen: Mapping[str, Any]) -> frozenset[str]:
-    """What the user chose to overlap, where it is not what the framework overlaps anyway."""
+    """The user's choice of overlap; empty if it equals the framework's default."""
     given: frozenset[str] = chosen.get("overlap", frozenset())
     return frozenset() if given == with_habits(job, job.framework.name).overlap else given
 
 
 def framework_of(name: str | None, mode: Mode, device: Device, precision: Precision) -> Framework:
-    """The framework of a name; without one the common values, in a mode that reproduces a paper the ideal one.
-
-    A name that tables of measured runs may have for it, such as NeMo, is as good.
+    """The framework of a name; without a name ``generic``, or ``ideal`` in a mode that reproduces a paper.
+    Names from tables of measured runs, such as NeMo, are accepted too.
 
     Args:
-        name: as the user gave it; None: not given.
+        name: the user's name; None: not given.
         mode: corrected or published.
-        device: of the cluster; a framework has factors of its own on some devices.
-        precision: of the job.
+        device: device of the cluster; a framework has factors of its own on some devices.
+        precision: precision of the job.
 
     Raises:
         UnknownNameError: the name is unknown.
@@ -273,7 +270,7 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
     """Low-rank adapters from ``{"rank": 16, "targets": "linear", "qlora": False}``.
 
     Raises:
-        UserError: an unknown key, or a value that is wrong.
+        UserError: a key is unknown, or a value is wrong.
     """
     if lora is None:
         return None
@@ -301,11 +298,11 @@ _TARGET_OF: Final = {
     "kv_a_proj_with_mqa": "kv_down",
     "kv_b_proj": "kv_up",
 }
-"""Name of a module in PEFT's `target_modules` -> ours."""
+"""Name of a module in PEFT's `target_modules` -> steptime's name."""
 
 
 def _targets(value: Any) -> str:
-    """What has adapters: ``linear``, ``attention``, or projections joined by commas, each once and in their order.
+    """Targets of adapters: ``linear``, ``attention``, or projections separated by commas, each once and in order.
 
     >>> _targets("v_proj,q_proj"), _targets("attention")
     ('q,v', 'attention')
@@ -320,7 +317,7 @@ def _targets(value: Any) -> str:
 
 
 def _check_targets(spec: ModelSpec, adapter: Adapter | None) -> None:
-    """Refuses projections that a model of equal blocks lacks."""
+    """Refuse projections that a model of equal blocks does not have."""
     if adapter is None or adapter.targets in TARGETS or spec.kinds:
         return
     latent = spec.latent
@@ -336,7 +333,7 @@ def _check_targets(spec: ModelSpec, adapter: Adapter | None) -> None:
 
 
 def _check_modelled(spec: ModelSpec, precision: Precision, adapter: Adapter | None, mode: Mode) -> None:
-    """Refuses what the model of a reproduced paper has not."""
+    """Refuse features that the model of a reproduced paper does not have."""
     if mode.method.calibrated:
         return
     absent = {
@@ -351,7 +348,7 @@ def _check_modelled(spec: ModelSpec, precision: Precision, adapter: Adapter | No
 
 
 def _check_offload(job: Job, device: Device) -> None:
-    """Refuses to move anything to the host from a device that is the host."""
+    """Refuse to offload from a device that is the host itself."""
     if job.offload and device.is_host:
         raise PlanError(
             f"offload {','.join(sorted(job.offload))}: {device.name} is a CPU, whose memory is the host's",
@@ -365,7 +362,7 @@ def _check_offload(job: Job, device: Device) -> None:
 
 
 def check_model(job: Job, strategy: str, given: Mapping[str, Any]) -> None:
-    """Refuses a plan that the model has no use for, or that is not modelled for it.
+    """Refuse a plan that does not apply to the model, or is not modelled for it.
 
     Raises:
         PlanError: SUMMA of experts or latent attention, or expert ranks of a model without experts or of a module.

@@ -1,4 +1,4 @@
-"""The ledger of a model without a machine: parameters, FLOPs, bytes of states and activations, stages of ZeRO."""
+"""Ledger of a model without a machine: parameters, FLOPs, bytes of states and activations, ZeRO stages."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from steptime.plan.strategies import CORRECTED
 from steptime.terms import Terms
 
 RANKS: Final = (8, 64, 1024)
-"""Numbers of ranks for which stages of ZeRO are shown where none is asked for."""
+"""Default numbers of ranks for ZeRO stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroStage:
-    """What each of some data-parallel ranks holds of a whole model's states, and sends in a step.
+    """Bytes that each data-parallel rank holds of a model's states, and sends per step, under one ZeRO stage.
 
     >>> row = ZeroStage(stage=1, ranks=8, weights_bytes=2.0, gradients_bytes=2.0, states_bytes=1.5, sent_bytes=3.5)
     >>> row.total_bytes
@@ -37,7 +37,7 @@ class ZeroStage:
     """
 
     stage: int
-    """0: plain data parallelism."""
+    """ZeRO stage; 0: plain data parallelism."""
     ranks: int
     weights_bytes: float
     gradients_bytes: float
@@ -46,7 +46,7 @@ class ZeroStage:
 
     @property
     def total_bytes(self) -> float:
-        """All that it holds."""
+        """All bytes that a rank holds."""
         return self.weights_bytes + self.gradients_bytes + self.states_bytes
 
 
@@ -61,21 +61,21 @@ class Ledger:
     flops: Terms
     """Model FLOPs of one sequence (or image) forward, by part."""
     bytes: Terms
-    """Weights, gradients and optimiser states of the whole model in training, whatever its checkpoint is stored in."""
+    """Weights, gradients and optimiser states of the whole model in training, independent of its checkpoint's dtype."""
     notes: tuple[str, ...] = ()
     sample: str = "sequence"
-    """What the FLOPs are of, in the singular: a sequence, an image."""
+    """Unit of the FLOPs, in the singular: sequence, image."""
     samples: int = 1
-    """Of these the activations are."""
+    """Number of samples that the activations are for."""
     activations: Mapping[str, float] = field(default_factory=dict)
-    """Bytes that forward passes of the samples leave for backward, on one device that holds all of them:
-    ``layer_input`` of one layer, ``layer_inputs`` of all (what full recomputation keeps), ``kept`` (what all layers
-    keep without recomputation, with fused attention)."""
+    """Activation bytes of the samples, on one device that holds all of them: ``layer_input`` of one layer,
+    ``layer_inputs`` of all layers (kept under full recomputation), ``kept`` (kept by all layers without recomputation,
+    with fused attention)."""
     zero: tuple[ZeroStage, ...] = ()
-    """What a rank holds and sends under each stage of ZeRO, for some numbers of ranks."""
+    """Bytes of a rank under each ZeRO stage, for some numbers of ranks."""
     recomputation: Mapping[str, float] = field(default_factory=dict)
-    """What recomputation is -> FLOPs of a step over those of its forward pass; without recomputation all are model
-    FLOPs, so that MFU over HFU is that value over each."""
+    """Recomputation -> FLOPs of a step over FLOPs of its forward pass. The value for ``none`` counts model FLOPs only,
+    so that MFU over HFU is this value over the others."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
@@ -113,8 +113,8 @@ def ledger(
         model: catalogue name, ``config.json`` or TOML file.
         seq: tokens of a sequence; None: the model's own.
         dtype: training recipe, as for an estimate.
-        optimizer: its states, as for an estimate.
-        global_batch: sequences of which the activations are.
+        optimizer: optimiser whose states count, as for an estimate.
+        global_batch: number of sequences for the activations.
         dp: ranks for the stages of ZeRO; None: each number of :data:`RANKS`.
 
     Raises:
@@ -155,7 +155,7 @@ def ledger(
 
 
 def _activations(job: Job) -> dict[str, float]:
-    """Bytes that one sample leaves for backward on one device."""
+    """Activation bytes of one sample on one device."""
     sizes = sizes_of(CORRECTED.strategy("1d").block(job, Plans()))
     boundary, layers = float(sizes.boundary_bytes), job.model.layers
     kept = [activation_bytes(sizes.layer.kept_bytes, layers, 1), sizes.first.kept_bytes, sizes.last.kept_bytes]
@@ -167,7 +167,7 @@ def _activations(job: Job) -> dict[str, float]:
 
 
 def _zero_stage(count: float, each_bytes: tuple[float, float, float], stage: int, ranks: int) -> ZeroStage:
-    """What one rank of several holds under a stage of ZeRO: it shards states from 1, gradients from 2, weights in 3."""
+    """Bytes of one rank under a ZeRO stage, which shards states from 1, gradients from 2, weights in 3."""
     weights, gradients, states = (
         float(parameter_bytes(count, each, ranks if stage >= least else 1))
         for each, least in zip(each_bytes, (3, 2, 1), strict=True)
@@ -184,7 +184,7 @@ def _zero_stage(count: float, each_bytes: tuple[float, float, float], stage: int
 
 
 def _recomputation(job: Job) -> dict[str, float]:
-    """FLOPs of a step over those of its forward pass, by what is recomputed."""
+    """FLOPs of a step over FLOPs of its forward pass, by recomputation."""
     forward, step = sum(forward_flops_per_sequence(job).values()), model_flops_per_step(job)
     return {
         name: (step + recomputed_flops_per_step(job, recompute_code(name))) / forward

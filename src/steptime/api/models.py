@@ -1,6 +1,5 @@
-"""A model from whatever the user gives: a name, a TOML file, a ``config.json``.
-
-A captured module as the model of a job: what it needs in place of a specification, a mode, a space.
+"""Models from a name, a TOML file or a ``config.json``.
+Captured modules as models of a job: their specification, mode and space.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32
 """Training recipe -> element type in which a module is captured for it."""
 
 MODULES: Final[Registry[Callable[..., Any]]] = Registry("reader of modules", "steptime.modules")
-"""What is made of a factory ``pkg.module:name``: ``captured``, its module's operators, ``element``, their type, and
-``sharded``, the best shardings of its training step."""
+"""Functions of a factory ``pkg.module:name``: ``captured`` (operators of its module), ``element`` (their type), and
+``sharded`` (the best shardings of its training step)."""
 USUAL_DTYPE = "bf16"
-"""Training recipe where none is given."""
+"""Default training recipe."""
 AS_MADE = "dtype was not given: the module is taken as it is made"
-"""What every command does with a factory's module: ``plan``, ``guide``, ``profile``, ``fit``, ``shard``..."""
+"""Note of every command that takes a factory's module without a dtype: ``plan``, ``fit``, ``shard`` and others."""
 
 
 def element_for(recipe: str | None) -> str | None:
@@ -52,11 +51,11 @@ def element_for(recipe: str | None) -> str | None:
 
 
 def dtype_taken(model: str | CapturedModel, dtype: str | None, seq: int | None = None) -> str:
-    """The recipe as given; else the one of a module as it was captured or is made, and of other models the usual one.
+    """The given recipe; else the dtype of a captured or made module, and :data:`USUAL_DTYPE` for other models.
 
     Args:
         model: a captured module, its factory, or a name or path.
-        dtype: as asked for; None: not given.
+        dtype: requested recipe; None: not given.
         seq: tokens of a sample, for a factory that takes them.
     """
     if dtype is not None:
@@ -71,7 +70,7 @@ def dtype_taken(model: str | CapturedModel, dtype: str | None, seq: int | None =
 
 
 def as_made(dtype: str) -> str:
-    """The note on a module whose element type nobody gave.
+    """Note on a module without a given element type.
 
     >>> as_made("fp32")
     'dtype was not given: the module is taken as it is made, in fp32 (--dtype bf16 converts it)'
@@ -81,7 +80,7 @@ def as_made(dtype: str) -> str:
 
 
 def summary_of(model: CapturedModel) -> ModelSpec:
-    """The few facts of a specification that the rest of a job asks for; the operators are in the captured model."""
+    """The part of a specification that a job needs; the operators are in the captured model."""
     return ModelSpec(
         name=model.name,
         family="captured",
@@ -104,7 +103,7 @@ def summary_of(model: CapturedModel) -> ModelSpec:
 
 
 def mode_of(setting: Setting, mode: Mode) -> Mode:
-    """The mode of a job: that of captured modules where it has one."""
+    """The mode of a job: the mode for captured modules if it has one."""
     model = setting.job.captured
     if model is None:
         return mode
@@ -120,13 +119,13 @@ def check_captured(model: CapturedModel, precision: Precision, *, seq: int | Non
 
     Args:
         model: the captured module.
-        precision: asked for.
+        precision: requested precision.
         seq: tokens of a sequence asked for; None: not given.
-        adapter: adapters asked for; None: none.
+        adapter: requested adapters; None: none.
         mode: corrected or published.
 
     Raises:
-        PlanError: names it, and says what to do instead.
+        PlanError: the message names the setting, and an alternative.
     """
     if not mode.method.calibrated:
         raise PlanError(f"mode {mode.method.name} has no captured modules", hint="drop --mode")
@@ -150,10 +149,9 @@ def check_captured(model: CapturedModel, precision: Precision, *, seq: int | Non
 
 
 def check_captured_choices(model: CapturedModel, chosen: Mapping[str, Any]) -> None:
-    """Refuses choices that the module itself has made.
-
+    """Refuse choices that are fixed in the captured module.
     Raises:
-        PlanError: names it, and says what to do instead.
+        PlanError: the message names the choice.
     """
     for name in ("attention_dtype", "document_length"):
         if name in chosen:
@@ -163,10 +161,9 @@ def check_captured_choices(model: CapturedModel, chosen: Mapping[str, Any]) -> N
 
 
 def check_strategy(setting: Setting, strategy: str) -> None:
-    """Refuses strategies that need to know what the operators mean.
-
+    """Refuse strategies other than 1d for a captured module, because they need the meaning of operators.
     Raises:
-        PlanError: it is not 1d.
+        PlanError: the strategy is not 1d.
     """
     if setting.job.captured is not None and strategy not in ("auto", "1d"):
         raise PlanError(
@@ -176,21 +173,21 @@ def check_strategy(setting: Setting, strategy: str) -> None:
 
 
 KEYS: Final = 6
-"""Keys of a file that a note names."""
+"""Most keys of a file that a note names."""
 OF_MODULE: Final = (
     "of a torch module make a workload: steptime.captured_model(module, inputs_of_batch), "
     "or name the factory that makes it: 'file.py:factory'"
 )
-"""What to give in place of an object that is no model."""
+"""Hint for an object that is no model."""
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> ModelSpec:
-    """The model of a name or file; see :func:`read_model`."""
+    """The model of a name or file (:func:`read_model`)."""
     return read_model(name_or_path)[0]
 
 
 def model_given(model: Any) -> str | CapturedModel:
-    """A model as the user gives it: a captured module, or a name or path as text.
+    """A checked model: a captured module, or a name or path as text.
 
     Raises:
         FieldError: it is neither.
@@ -199,11 +196,11 @@ def model_given(model: Any) -> str | CapturedModel:
 
 
 def load_workload(given: str | CapturedModel, *, dtype: str, seq: int | None) -> tuple[ModelSpec, CapturedModel | None]:
-    """Specification of a model; of a captured module its summary, and the module's operators.
+    """Specification of a model, and for a captured module its operators.
 
     Args:
         given: as for :func:`read_model`, a factory ``pkg.module:name`` of a torch module, or a captured module.
-        dtype: training recipe for which a factory's module is captured.
+        dtype: training recipe for the capture of a factory's module.
         seq: tokens of a sample, for a factory that takes them.
 
     Raises:
@@ -218,7 +215,7 @@ def load_workload(given: str | CapturedModel, *, dtype: str, seq: int | None) ->
 
 
 def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportReport]:
-    """A model, and what its file said that was not used or did not say that was assumed.
+    """A model, and a report of the unused and the assumed values of its file.
 
     Args:
         name_or_path: a name of the catalogue (in any case), a ``.toml`` model file, a Hugging Face
@@ -269,12 +266,11 @@ def read_notes(model: str | CapturedModel, setting: Setting, seq: int | None, dt
 
 
 def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, ...]:
-    """Notes on the file of a model: parts left out, values assumed, facts of the checkpoint alone; empty without a
-    file.
+    """Notes on the file of a model: parts left out, assumed values, facts of the checkpoint; empty without a file.
 
     Args:
-        given: as for :func:`load_workload`; it can be loaded.
-        seq: tokens of a sequence as asked for; None: the model's own.
+        given: model for :func:`load_workload`, known to load.
+        seq: requested tokens of a sequence; None: the model's own.
     """
     if isinstance(given, CapturedModel) or _ending(given) not in (".json", ".toml", "folder") or in_catalogue(given):
         return ()
@@ -303,7 +299,7 @@ def which_of(file: str) -> str:
 
 
 def _ending(given: str) -> str:
-    """Kind of file that a text names: ``.toml``, ``.json``, ``folder``, ``file`` for any other; empty for none."""
+    """Kind of file that a text names: ``.toml``, ``.json``, ``folder``, or ``file``; empty: no file."""
     try:
         path = Path(given)
         if path.is_dir():
@@ -316,7 +312,7 @@ def _ending(given: str) -> str:
 
 
 def _unknown(given: str) -> UserError:
-    """Unknown names; an ORG/NAME of a model hub is compared by its NAME."""
+    """Error for an unknown model; an ORG/NAME of a model hub is compared by its NAME."""
     if "/" in given and not given.startswith((".", "/")):
         error = UnknownNameError("model", given.rsplit("/", 1)[1], catalogue_names())
         hint = f"nothing is downloaded: give its config.json, or a name of the catalogue ({error.hint})"

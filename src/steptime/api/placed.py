@@ -1,4 +1,4 @@
-"""How the ranks of a plan lie on the devices: as given, in the order of launchers or another, or the fastest way."""
+"""Placement of the ranks of a plan on devices: as given, in an order of axes, or the fastest."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from steptime.search.modes import MODES, Mode
 
 
 def laid(space: Space, given: Any) -> Space:
-    """A space in which ranks lie in one order, or in any.
-
+    """A space with ranks placed in one order, or in any.
     Raises:
-        UserError: the order is none, or the mode has placements of its own.
+        UserError: the order is invalid, or the mode has placements of its own.
     """
     if not isinstance(space, CorrectedSpace):
         raise PlanError("--placement: published mode has placements of its own", hint="drop it, or --mode published")
@@ -33,7 +32,7 @@ def laid(space: Space, given: Any) -> Space:
 
 
 def _placed_as_given(plans: Plans, placement: Mapping[str, int], domain: int, axes: Sequence[str]) -> Plans:
-    """The plan with a placement.
+    """The plan with a given placement.
 
     Raises:
         PlanError: it does not divide the degrees, or a fast domain has fewer devices; the message has one that fits.
@@ -56,7 +55,7 @@ def _placed_as_given(plans: Plans, placement: Mapping[str, int], domain: int, ax
 def placed_plan(
     setting: Setting, mode: Mode, strategy: str, plans: Plans, placement: Mapping[str, int] | None, order: str | None
 ) -> Plans:
-    """The plan with the placement that was given; else in the order of launchers, or in published mode the fastest."""
+    """The plan with the given placement; else in the order of launchers, or the fastest in published mode."""
     how = mode.method.strategy(strategy)
     domain = setting.machine.fast_domain
     axes = (*how.tensor_axes, "dp", "pp")

@@ -1,8 +1,6 @@
-"""Turns what a user says about a plan into columns, with errors that show the arithmetic.
-
-What a report calls the devices of a job.
-
-Checks of single values that a user gives: whole numbers, numbers, texts, names, switches.
+"""Conversion of a user's plan into columns, with errors that show the arithmetic.
+Nouns for the devices of a job in reports.
+Checks of single values: whole numbers, numbers, texts, names, switches.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from steptime.search.modes import Mode
 NameOrPath: TypeAlias = "str | os.PathLike[str]"
 """A name of a catalogue, or a path as text or as ``pathlib.Path``."""
 MAX_COUNT = 10**9
-"""Largest dim, degree, depth or count that makes sense."""
+"""Largest accepted dim, degree, depth or count."""
 SWITCH = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
 
 
@@ -84,7 +82,7 @@ def table(field: str, value: Any) -> dict[str, Any]:
 
 
 def name_or_path(field: str, value: Any, otherwise: str = "") -> str:
-    """A name, or a path as text or as ``pathlib.Path``; ``otherwise`` says what to do with anything else.
+    """A name, or a path as text or as ``pathlib.Path``; ``otherwise``: hint for any other value.
 
     Raises:
         FieldError: it is neither.
@@ -104,7 +102,7 @@ def choice(field: str, value: Any, allowed: Sequence[str]) -> str:
 
     Raises:
         FieldError: it is no text.
-        UnknownNameError: it is none of them.
+        UnknownNameError: it is not among the names.
     """
     if not isinstance(value, str):
         raise FieldError("", field, f"{shown(value)} is not one of {', '.join(allowed)}")
@@ -130,7 +128,7 @@ def switch(field: str, value: Any) -> bool:
 
 
 def some_of(field: str, value: Any, allowed: Sequence[str]) -> frozenset[str]:
-    """Some of some names, from ``"dp,pp"``, ``"none"`` or a list.
+    """A subset of some names, from ``"dp,pp"``, ``"none"`` or a list.
 
     Raises:
         UserError: something else.
@@ -145,7 +143,7 @@ def some_of(field: str, value: Any, allowed: Sequence[str]) -> frozenset[str]:
 
 
 def device_noun(device: str, is_gpu: bool | None = None) -> str:
-    """``GPU``, or ``device`` where nobody says that it is one; ``is_gpu``: whether it is, None: see the catalogue.
+    """``GPU``, or ``device`` if it is not known to be a GPU; ``is_gpu`` None: taken from the catalogue.
 
     >>> device_noun("h100-sxm"), device_noun("tpu-v5p"), device_noun("my own", True), device_noun("my own")
     ('GPU', 'device', 'GPU', 'device')
@@ -184,11 +182,12 @@ def _noun(is_gpu: bool) -> str:
 MAX_DIGITS = 30
 _CHANCE = re.compile(rf"\s*{CHANCE}\b")
 DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fullest_phase", "domains", "idle_devices")
-"""What the record of a plan also has: it follows from the rest, so that a record may be given as a plan."""
+"""Derived entries of a plan's record; they are ignored, so that a record may be given as a plan."""
 
 
 def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> dict[str, Any]:
-    """The plan's values, each checked on its own; ``sp`` becomes a number, ``recompute`` what the framework means.
+    """The plan's values, each checked by itself; ``sp`` becomes a number, ``recompute`` a code in the framework's
+    sense.
 
     Raises:
         UserError: an unknown key, a value of the wrong type or out of range, or one that the mode does not model.
@@ -236,12 +235,12 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
 
 
 def _unknown(kind: str, key: str, allowed: Iterable[str]) -> UnknownNameError:
-    """The error for a key that is none; what a report abbreviates has its key named."""
+    """Error for an unknown key; for an abbreviation used in reports it names the key."""
     return UnknownNameError(kind, key, allowed, otherwise=f"{key} of a report is {SHOWN[key]}" if key in SHOWN else "")
 
 
 def graphs_of(value: Any) -> str:
-    """Value of ``graphs``: ``none``, ``step``, or parts of a layer joined by ``+``, each once and in their order.
+    """Value of ``graphs``: ``none``, ``step``, or parts of a layer joined by ``+``, each once and in order.
 
     >>> graphs_of("router+attention"), graphs_of("step")
     ('attention+router', 'step')
@@ -261,7 +260,7 @@ def graphs_of(value: Any) -> str:
 
 
 def recompute_of(value: Any, framework: str = "") -> int:
-    """The code of ``none``, ``full``, or parts joined by ``+``, in the words of a framework.
+    """The code of ``none``, ``full``, or parts joined by ``+``, in the terms of a framework.
 
     Raises:
         FieldError: it is no text.
@@ -275,10 +274,9 @@ def recompute_of(value: Any, framework: str = "") -> int:
 
 
 def check_mode(out: Mapping[str, Any], mode: Mode) -> None:
-    """Refuses what the mode does not model.
-
+    """Refuse values that the mode does not model.
     Raises:
-        PlanError: names it, and says what to drop.
+        PlanError: the message names the value, and what to drop.
     """
     attention = out.get("attention", "fused")
     if attention not in mode.attentions:
@@ -291,7 +289,7 @@ def check_mode(out: Mapping[str, Any], mode: Mode) -> None:
 
 
 def _check_schedule(out: dict[str, Any]) -> None:
-    """Virtual stages follow from a schedule that is given without them."""
+    """Set the virtual stages from a schedule given without them; refuse a contradiction."""
     if "schedule" not in out:
         return
     row = SCHEDULES[out["schedule"]]
@@ -331,7 +329,7 @@ def _placement(value: Any) -> dict[str, int]:
 
 
 def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str, dict[str, Any]]:
-    """The strategy that the degrees mean, and the degrees under its axes.
+    """The strategy that the degrees imply, and the degrees under its axes.
 
     ``tp2`` of the context strategy is accepted for ``cp``.
 
@@ -369,9 +367,9 @@ def completed_degrees(
     """All degrees; ``dp`` and the number of devices follow from each other.
 
     Args:
-        degrees: those that are given.
+        degrees: the given degrees.
         gpus: devices; None: the product of the degrees.
-        cluster: where they are; what its devices are called stands in a message.
+        cluster: the cluster, for the noun of its devices in messages.
 
     Raises:
         PlanError: their product is not the number of devices; the message shows the arithmetic.
@@ -397,7 +395,7 @@ def completed_degrees(
 
 
 def _no_mesh(problem: str, inner: int, gpus: int, cluster: NameOrPath | Cluster, so: str = "") -> PlanError:
-    """Degrees that do not multiply to the number of devices, and degrees that would."""
+    """Error for degrees that do not multiply to the number of devices; its hint has numbers that would work."""
     noun, below, above = cluster_noun(cluster), gpus // inner * inner, round_up(gpus, inner)
     counts = f"{below} or {above} {noun}s" if below else counted(above, noun)
     fits = f"dp {gpus // inner} would make {gpus}" if below == gpus else f"with these degrees {counts} would work"
@@ -405,7 +403,7 @@ def _no_mesh(problem: str, inner: int, gpus: int, cluster: NameOrPath | Cluster,
 
 
 def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str = "") -> list[Constraint]:
-    """Conditions on the columns of a plan, in the words of a framework.
+    """Constraints on the columns of a plan, in the terms of a framework.
 
     Raises:
         UserError: an unknown column, operator or value.
@@ -431,7 +429,7 @@ def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str 
 
 
 def oom_limit_of(limit: Sequence[str], mode: Mode) -> float | None:
-    """The largest chance of running out of memory among bounds; None: it is not bounded.
+    """The upper bound on the probability of running out of memory, among bounds; None: not bounded.
 
     Raises:
         FieldError: it is bounded from below, or not by a share between 0 and 1.
@@ -450,7 +448,7 @@ def share(field: str, value: Any) -> float:
     """A share above 0, at most 1.
 
     Raises:
-        FieldError: anything else.
+        FieldError: it is no such share.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise FieldError("", field, f"{shown(value)} is no share above 0 and at most 1", hint="for example 0.05")
@@ -468,7 +466,7 @@ def _chance(bound: str) -> float:
 
 
 def job_choices(fix: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parts what is fixed into choices of the job, checked, and columns of the plan, as they are.
+    """Split fixed values into checked choices of the job and unchecked columns of the plan.
 
     Raises:
         UserError: a choice is wrong.

@@ -1,4 +1,4 @@
-"""Searches behind the commands: the plans of a job ranked, and what else to ask for where none fits."""
+"""Searches behind the commands: ranked plans of a job, and advice if none fits."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ from steptime.search.planner import PlanResult, Ranked, longest, rank_plans
 from steptime.units import format_seconds
 
 OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
-"""What may be kept in the memory of the host, the cheaper first."""
+"""Sets of what can be offloaded to host memory, the cheaper first."""
 
 
 SHORTEST: Final = 128
-"""Shortest sequence that is proposed where nothing fits."""
+"""Shortest sequence that is proposed if nothing fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """A job and the plans of it that are wanted."""
+    """A job and the search of its plans."""
 
     request: Request
     gpus: int
     global_batch: int
     choices: Mapping[str, Any]
-    """What holds for all candidates."""
+    """Choices common to all candidates."""
     columns: Mapping[str, Any]
-    """Degrees that may have one value only."""
+    """Columns fixed to one value."""
     limit: Sequence[str]
     strategy: str
     oom_limit: float | None = None
@@ -72,7 +72,7 @@ class Search:
     """Order of the axes over the devices, ``default``, or ``search``; None: the space's own."""
 
     def prepared(self) -> tuple[Setting, Scope]:
-        """The job for the engine, and the plans that are tried.
+        """The job for the engine, and the scope of the search.
 
         Raises:
             UserError: something in the input is wrong; the message says what to change.
@@ -107,13 +107,13 @@ class Search:
 
 
 def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
-    """Sentences on what else to ask for where nothing is feasible: the best step of each, fewest device seconds first.
+    """Advice if nothing is feasible: changed options with their best step, fewest device seconds first.
 
     Args:
         search: the search that found nothing feasible.
         setting: its job on its cluster.
         scope: its space and constraints.
-        result: what it found.
+        result: result of the search.
     """
     empty = () if result.candidates else why_empty(setting.job, scope.constraints)
     others: list[tuple[float, str]] = []
@@ -133,7 +133,7 @@ def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult
 
 
 def _work_over(search: Search, other: Search, setting: Setting) -> float:
-    """Tokens of a step of one search over those of another: what a step with less of them has to be counted."""
+    """Tokens per step of one search over another's: the factor by which the other's step time counts."""
     length = other.request.seq or setting.job.seq_len
     return search.global_batch * setting.job.seq_len / (other.global_batch * length)
 
@@ -146,7 +146,7 @@ def _one_device(search: Search, setting: Setting) -> tuple[str, ...]:
 
 
 def _alternatives(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> Iterator[tuple[str, Search]]:
-    """Variants of a search with one option changed, each with its options in words."""
+    """Variants of a search with one option changed, each with a description."""
     for key, value in search.columns.items():
         rest = {name: one for name, one in search.columns.items() if name != key}
         yield f"without --fix {key}={value} plans fit", replace(search, columns=rest)
@@ -190,7 +190,7 @@ def _kept(offload: frozenset[str]) -> str:
 
 
 def _best_s(search: Search) -> float | None:
-    """Step time of the best plan; None where there is none, or the job cannot be had."""
+    """Step time of the best plan; None: there is none, or the job is refused."""
     try:
         setting, scope = search.prepared()
     except UserError:
@@ -226,7 +226,7 @@ def plan(
     advise: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
-    """Ranks every parallel plan of a model on a number of devices.
+    """Rank all parallel plans of a model on a number of devices.
 
     Args:
         model: catalogue name, ``config.json``, TOML file, ``pkg.module:factory`` of a torch module, or a module that
@@ -246,27 +246,28 @@ def plan(
             them); ``generic`` where it is not known, ``ideal`` for none. None: ``generic``, in published mode
             ``ideal``.
         lora: low-rank adapters on frozen weights, as ``{"rank": 16, "targets": "linear", "qlora": False}``.
-        fix: columns of the plan that may have one value only, as ``{"tp": 8}``, and choices for all candidates,
-            the keys of :data:`steptime.options.CHOICES`.
+        fix: columns of the plan fixed to one value, as ``{"tp": 8}``, and choices for all candidates, the keys of
+            :data:`steptime.options.CHOICES`.
         limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
         oom_limit: largest chance of running out of memory with which a plan is put first, as a share; 1: any; None:
             0.05, or what ``limit`` allows. Faster plans above it are in :attr:`PlanResult.risky`, with what would make
             them fit.
         top: number of plans to return.
-        placement: how ranks lie on the devices: an order of the axes, innermost first, as ``"tp-cp-ep-dp-pp"``,
-            ``default`` (that of launchers), or ``search``: of each plan the fastest. None: ``search``, under a named
-            framework ``default``.
+        placement: placement of ranks on devices: an order of the axes, innermost first, as ``"tp-cp-ep-dp-pp"``,
+            ``default`` (the order of launchers), or ``search`` (the fastest for each plan). None: ``search``, under a
+            named framework ``default``.
         training: length of the whole run, as ``{"tokens": "1T"}``: ``tokens``, ``samples``, or ``epochs`` with
             ``dataset_tokens`` or ``dataset_samples``; then :attr:`Estimate.training` says what it takes.
-        objective: what is least: ``time`` of a step, ``goodput`` (expected time of the run), ``energy`` or ``cost``.
+        objective: quantity to minimise: ``time`` of a step, ``goodput`` (expected time of the run), ``energy`` or
+            ``cost``.
         deadline: longest time of the whole run, as ``"30 days"``, failures included where they are given.
         budget: most that it may cost, as ``"2M USD"``.
         failures: as in :func:`estimate`.
-        prices: as in :func:`estimate`; with the objective ``cost`` or a budget those of the catalogue, if none.
-        shardings: whether the operators of a torch module are sharded one by one too, by an integer program on every
-            mesh of the devices: ``auto``, of a module without a run of equal blocks; ``all``, of any; ``none``.
-        advise: also find what would make a plan fit, fewer devices that are faster, what the search left out, and why
-            the first plan uses no other axis; False: the plans alone.
+        prices: as in :func:`estimate`; default with the objective ``cost`` or a budget: the catalogue's.
+        shardings: also shard the operators of a torch module one by one, by an integer program on every mesh of the
+            devices: ``auto`` (for a module without a run of equal blocks), ``all`` (for any module), ``none``.
+        advise: also find changes that make a plan fit, fewer devices that are faster, choices that the search left
+            out, and why the first plan uses no other axis; False: the plans alone.
         progress: called with candidates done and candidates known so far.
 
     Raises:
@@ -325,9 +326,8 @@ def plan(
 
 
 def _completed(setting: Setting, result: PlanResult, given: Mapping[str, Any]) -> PlanResult:
-    """With what the search left out, and why the first plan uses no other axis.
-
-    Not of a paper's space, nor of a captured module: neither has these choices.
+    """The result with the choices that the search left out, and why the first plan uses no other axis.
+    A paper's space and a captured module have no such choices.
     """
     modelled = setting.method.calibrated and setting.job.captured is None
     if not modelled or not isinstance(result.plans, Ranked) or not len(result.plans):
@@ -341,16 +341,14 @@ SHARDINGS: Final = ("auto", "all", "none")
 
 
 def sharded_too(search: Search, setting: Setting, shardings: str, *, timed: bool) -> bool:
-    """Whether the operators of a module are sharded one by one too.
-
+    """True if the operators of a module are to be sharded one by one too.
     Args:
-        search: what was asked.
+        search: the search.
         setting: its job on its cluster.
-        shardings: of :data:`SHARDINGS`.
-        timed: whether the time of a step is all that counts.
-
+        shardings: one of :data:`SHARDINGS`.
+        timed: True if the objective is the step time alone.
     Raises:
-        UserError: they are to be, and cannot.
+        UserError: ``all`` is given, and the operators cannot be sharded.
     """
     captured, free = setting.job.captured, timed and not search.columns and not search.limit
     possible = free and captured is not None and isinstance(search.request.model, str) and setting.job.gpus > 1
@@ -372,15 +370,15 @@ def with_shardings(
     top: int,
     quick: bool,
 ) -> tuple[PlanResult, tuple[str, ...]]:
-    """The result with the best shardings of single operators among its plans, and notes on why there are none.
+    """The result with the best shardings of single operators among its plans, and notes if there are none.
 
     Args:
         result: the plans by degrees.
-        search: what was asked.
+        search: the search.
         setting: its job on its cluster.
-        dtype: element type as it was asked for; None: as the module is made.
+        dtype: requested element type; None: as the module is made.
         top: number of plans to return.
-        quick: of a large module meshes of one axis alone.
+        quick: search only meshes of one axis for a large module.
     """
     job = setting.job
     try:
@@ -420,7 +418,7 @@ def with_shardings(
 
 
 def not_searched(model: str | CapturedModel, setting: Setting) -> tuple[str, ...]:
-    """A note on the plans of a module that this space does not have, and the command that finds them."""
+    """A note on plans of a module outside this space, and the command that finds them."""
     job = setting.job
     if job.captured is None or job.gpus < 2:
         return ()
@@ -436,7 +434,7 @@ def not_searched(model: str | CapturedModel, setting: Setting) -> tuple[str, ...
 
 
 def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
-    """Advice of a search: changes that make a plan fit, and fewer devices where they are faster."""
+    """Advice of a search: changes that make a plan fit, or smaller numbers of devices that are faster."""
     if not result.feasible:
         return what_fits(search, setting, scope, result)
     found = result.plans[0].step_time_s

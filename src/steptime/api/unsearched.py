@@ -1,4 +1,4 @@
-"""Choices that a search leaves at one value, and what another value of each makes of the first plan."""
+"""Choices that a search keeps at one value, and the effect of other values on the first plan."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from steptime.units import format_seconds
 CHOICES: Final = ("graphs", "dispatcher", "overlap", "schedule", "context", "offload")
 """Choices of a job that a search keeps at one value unless the framework can switch them."""
 KEPT: Final = ("etp", "sp", "shard", "recompute_every")
-"""Columns of a plan that it keeps at one value."""
+"""Columns of a plan that a search keeps at one value."""
 LEAST: Final = 1e-3
-"""Share of the step that a change has to gain to be named."""
+"""Least share of the step that a change has to gain to be reported."""
 
 
 def unsearched(setting: Setting, first: tuple[Strategy, Plans, float], given: Mapping[str, Any]) -> Unsearched:
-    """What a search left out, and the changes that make its first plan faster, each alone with its fastest value.
+    """Choices that a search left out, and single changes that make its first plan faster, at their fastest values.
 
     Args:
         setting: the job of the search.
@@ -107,7 +107,7 @@ def why_not(setting: Setting, first: tuple[Strategy, Plans, Estimate], given: Ma
                     evaluate(setting.method, how, setting.job, setting.machine, placed),
                 )
         if found:
-            # Those that cannot run last, before them those too likely to run out of memory, by step time.
+            # Infeasible plans come last, before them plans too likely to run out of memory, by step time.
             place = {
                 change: (bool(rules_broken(setting, e)), chance_of(setting, e) > limit, float(e.step_time_s))
                 for change, (_, e) in found.items()
@@ -119,7 +119,7 @@ def why_not(setting: Setting, first: tuple[Strategy, Plans, Estimate], given: Ma
 
 
 def _why(best: Estimate, change: str, e: Estimate, limit: float) -> WhyNot:
-    """What a plan loses against the best, by the group of terms that grows most, or the rule that it breaks."""
+    """Reason why a plan is worse than the best: the group of terms that grows most, or the rule that it breaks."""
     if not e.feasible:
         return WhyNot(change=change, step_time_s=None, because=f"not feasible ({', '.join(e.reasons)})")
     if e.oom_probability > limit:

@@ -1,1 +1,1 @@
-"""A whole training run: when it is done with failures, what it costs in money and energy, what to buy for it."""
+"""A whole training run: its time with failures, its cost in money and energy, and the objectives of a search."""

@@ -1,4 +1,4 @@
-"""What a run takes in all: goodput, energy and money of one plan, as the API returns them."""
+"""Goodput, energy and money of a whole run under one plan, as the API returns them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import CORRECTED, Strategy
 
 POWER_BAND: Final = 0.2
-"""By what share the power of a device may be off; assumed."""
+"""Assumed relative error of the power of a device."""
 WAITING: Final = ("restarts", "waits for a node", "checkpoint stalls", "data")
 """Losses in which devices are idle."""
 
 
 def saved_bytes(job: Job) -> float:
-    """Bytes of a checkpoint: weights that are trained, as the forward pass reads them, and states of the optimiser."""
+    """Bytes of a checkpoint: trained weights in the dtype of the forward pass, and optimiser states."""
     plain = replace(job, gpus=1, global_batch=1)
     sizes, layers = sizes_of(CORRECTED.strategy("1d").block(plain, Plans()), job.optimizer.matrices), job.model.layers
     parts = ((layers, sizes.layer), (1, sizes.first), (1, sizes.last))
@@ -43,7 +43,7 @@ def saved_bytes(job: Job) -> float:
 
 
 def load_of(setting: Setting, step_s: float, step_band: Any, steps: float, ops: Operations) -> Load:
-    """A run as its failures see it."""
+    """The quantities of a run that its goodput depends on."""
     job, cluster = setting.job, setting.cluster
     node = min(node_devices(cluster), job.gpus)
     outer = cluster.outer_level(cluster.beyond_domain(job.gpus))
@@ -61,20 +61,20 @@ def load_of(setting: Setting, step_s: float, step_band: Any, steps: float, ops: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """What a job draws."""
+    """Power of a job."""
 
     device_W: float
-    """Average of a device in a step."""
+    """Average power of a device in a step."""
     idle_W: float
     tdp_W: float
     host_W: float
     shares: Mapping[str, float]
-    """How busy parts of a device are."""
+    """Utilisation of the parts of a device."""
     assumed: tuple[str, ...]
 
 
 def power_of(setting: Setting, strategy: Strategy, plans: Plans, prices: Prices) -> Power:
-    """What a job draws under one plan.
+    """Power of a job under one plan.
 
     Raises:
         UserError: the power of the device is unknown.
@@ -97,10 +97,10 @@ def power_of(setting: Setting, strategy: Strategy, plans: Plans, prices: Prices)
 def billed(
     found: Estimate, setting: Setting, strategy: Strategy, plans: Plans, failures: Any = None, prices: Any = None
 ) -> Estimate:
-    """The estimate with what its whole run takes; as it is where neither failures nor prices are given.
+    """The estimate with goodput, energy and money of its whole run; unchanged without failures and prices.
 
     Args:
-        found: an estimate with the length of its run.
+        found: an estimate that has the length of its run.
         setting: its job and cluster.
         strategy: its strategy.
         plans: its plan.
@@ -151,24 +151,24 @@ def goodput_record(runs: Goodput) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meter:
-    """What time costs a job, in energy and money."""
+    """Energy and money of a job as functions of time."""
 
     gpus: int
     paid: int
-    """Devices that are paid for: spares too."""
+    """Devices to pay for, spares included."""
     power: Power
     prices: Prices
     price: Price
 
     def joules(self, time_s: float, waiting_s: float, factor: float = 1.0) -> float:
-        """Energy at the meter over a time, of which devices wait a part; with the power of a step times a factor."""
+        """Energy at the meter over a time, of which devices wait a part; ``factor`` scales the power of a step."""
         device_W = min(self.power.device_W * factor, self.power.tdp_W)
         working_J, host_W = device_W * (time_s - waiting_s), self.power.host_W
         idle_W, pue = self.power.idle_W, self.prices.pue
         return float(site_energy_J(self.gpus, working_J, waiting_s, idle_W, host_W, time_s, pue))
 
     def money(self, time_s: float, energy_J: float) -> float:
-        """What a time costs that takes some energy."""
+        """Money for a time and its energy."""
         return float(run_cost(self.paid, self.price.value, time_s, energy_J, self.prices.kWh))
 
 

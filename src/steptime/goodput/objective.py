@@ -1,4 +1,4 @@
-"""What a search of plans looks for: time, goodput, energy or money of a run, within a deadline and a budget."""
+"""Objectives of a search of plans: time, goodput, energy or money of a run, within a deadline and a budget."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from steptime.units import parse
 
 NAMES: Final = ("time", "goodput", "energy", "cost")
 SHORT_S: Final = 1e-3
-"""Time of a step for which a run may save whenever it is best."""
+"""Step time short enough that a run can save at the best interval."""
 ENOUGH: Final = 1.00001
-"""What the least is multiplied by, so that what is printed of it is enough."""
+"""Factor on a least bound, so that its printed, rounded value is still enough."""
 _BUDGET: Final = re.compile(r"\s*([\d._]+(?:[eE]\d+)?\s*[kKmMbBtT]?)\s*([A-Z]{3})\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What a step of some seconds and joules costs the run."""
+    """Cost of a run as a function of time and energy of a step."""
 
     steps: float
     overhead: float
-    """Expected time of the run over that of its steps."""
+    """Expected time of the run over the time of its steps."""
     run_s: Mix
     """Time of the run."""
     money: Mix
@@ -48,7 +48,7 @@ def budget_of(given: str, currency: str) -> float:
     """Money of a text such as ``2.5M USD``.
 
     Raises:
-        FieldError: it has no currency, or another than the prices.
+        FieldError: it has no currency, or another one than the prices.
 
     >>> budget_of("2.5M USD", "USD")
     2500000.0
@@ -64,7 +64,7 @@ def budget_of(given: str, currency: str) -> float:
 
 
 def rates_of(setting: Setting, steps: float, failures: Any, prices: Prices | None) -> Rates:
-    """What time and energy of a step cost the run; without prices its money is zero."""
+    """Cost of the run by time and energy of a step; without prices its money is zero."""
     job, device = setting.job, setting.cluster.device
     overhead, spares = 1.0, 0
     if failures is not None:
@@ -85,12 +85,12 @@ def rates_of(setting: Setting, steps: float, failures: Any, prices: Prices | Non
 
 
 def objective_of(setting: Setting, wanted: Wanted, steps: float | None) -> Objective | None:
-    """What is least and what bounds it; None where it is the time of a step alone.
+    """The objective and its bounds; None if the objective is the step time without bounds.
 
     Args:
         setting: job and cluster.
-        wanted: as the user gave it.
-        steps: of the run; None: its length is not given.
+        wanted: the user's objective.
+        steps: steps of the run; None: its length is not given.
 
     Raises:
         UserError: something in the input is wrong; the message says what to change.
@@ -130,7 +130,7 @@ def _positive(field: str, value: float) -> float:
 
 
 def _powers(setting: Setting, prices: Prices, *, needed: bool) -> tuple[float, float, float]:
-    """Idle power, TDP and power of the hosts; zero where they are unknown and nothing rests on them."""
+    """Idle power, TDP and power of the hosts; zero if they are unknown and not needed."""
     try:
         idle_W, tdp_W, _ = powers_of(setting.cluster.device)
     except UserError:
@@ -141,14 +141,14 @@ def _powers(setting: Setting, prices: Prices, *, needed: bool) -> tuple[float, f
 
 
 def bound_advice(objective: Objective | None, result: PlanResult, wanted: Wanted) -> tuple[str, ...]:
-    """What the bounds would have to be where no plan keeps them: the least of each, the others kept if any plan can."""
+    """Advice where no plan keeps the bounds: the least feasible value of each, with the others kept if possible."""
     if objective is None or not objective.bounds or result.feasible or not result.energy_front:
         return ()
     return tuple(_least(objective.bounds, result.energy_front, prices_of(wanted.prices or "default").currency))
 
 
 def billed_plans(result: PlanResult, setting: Setting, wanted: Wanted) -> PlanResult:
-    """The result with goodput, energy and money of its plans, where failures or prices are known."""
+    """The result with goodput, energy and money of its plans, if failures or prices are given."""
     if not result.plans or not result.plans[0].training:
         return result
     prices = wanted.prices or ("default" if wanted.objective == "cost" or wanted.budget else None)

@@ -1,4 +1,4 @@
-"""How a cluster is run: how often parts fail, how it saves and restarts, spares, pauses; of a catalogue or a file."""
+"""Operations of a cluster: failure rates, checkpoints, restarts, spares, pauses; from the catalogue or a file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from steptime.schema import Field, Row, Table, checked, text
 from steptime.units import parse
 
 DEFAULT: Final = "llama3-h100"
-"""Row of the catalogue that ``default`` means: the one with failures by component."""
+"""Row of the catalogue for ``default``: the one with failures by component."""
 NODE: Final = 8
-"""Devices of a host in the published runs."""
+"""Devices per host in the published runs."""
 SPREAD: Final = 0.7
 """Standard deviation of the logarithm of failure rates per device between the published runs (see docs/goodput.md)."""
 KINDS: Final = ("sync", "async", "memory")
-"""Checkpoints: the run waits until one is stored; until it is in the host's memory; it is kept in another host's."""
+"""Checkpoints: the run waits until one is in the store; until it is in host memory; kept in another host's memory."""
 
 
 def _time(record: str, low: float = 1e-3) -> Field:
@@ -78,7 +78,7 @@ _FILE: Final = Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """How a cluster is run. The mean times are of one unit; what is not from the file or its base is assumed."""
+    """Operations of a cluster. Mean times are per unit; values that are not from the file or its base are assumed."""
 
     name: str
     source: str
@@ -87,38 +87,38 @@ class Operations:
     """Kind of unit (``device``, ``host``, ``switch``, ``software``, ``any``: the last two per device) -> mean time."""
     devices_per_switch: float = 16.0
     devices_per_host: float | None = None
-    """None: those of a node of the cluster."""
+    """None: the devices of a node of the cluster."""
     spread: float = SPREAD
-    """Standard deviation of the logarithm of the rate that another cluster may have."""
+    """Standard deviation of the logarithm of the failure rate between clusters."""
     kind: str = "async"
     node_Bps: float = 2e9
     store_Bps: float = 2e11
     interval_s: float | None = None
     """Work between checkpoints; None: the best."""
     stall_s: float = 1.0
-    """What a checkpoint to memory stalls the run in addition to the copy: ranks wait for each other."""
+    """Stall of a checkpoint to memory in addition to the copy: ranks wait for each other."""
     saved_bytes: float | None = None
-    """Bytes of a checkpoint; None: weights and states of the optimiser."""
+    """Bytes of a checkpoint; None: weights and optimiser states."""
     lost_copies: float = 0.05
-    """Share of the failures that lose both copies in memory."""
+    """Share of failures that lose both copies in memory."""
     restart_s: float = 600.0
-    """From a failure until a checkpoint is read: detection, diagnosis, start of processes, first slow steps."""
+    """Time from a failure until a checkpoint is read: detection, diagnosis, start of processes, first slow steps."""
     spares: int | None = None
-    """Nodes more than the job needs; None: one in a hundred, at least one."""
+    """Spare nodes; None: one in a hundred, at least one."""
     repair_s: float = 86400.0
     replaced: float = 0.5
-    """Share of the failures of devices and hosts that take the node out."""
+    """Share of failures of devices and hosts that take the node out."""
     evaluation_s: float = 0.0
     evaluation_every_s: float = 3600.0
     data: float = 0.0
-    """Time that the run waits for data, over its work."""
+    """Waits for data over the work of the run."""
     jitter: float = 0.0
-    """Standard deviation of the step time of one node over its mean, in addition to what the estimate has."""
+    """Standard deviation of the step time of one node over its mean, in addition to the estimate's."""
     assumed: tuple[str, ...] = ()
     """Fields that neither the file nor the catalogue gives."""
 
     def units(self, devices: int, node: int) -> dict[str, float]:
-        """Units of each kind of a job."""
+        """Number of units of each kind in a job."""
         counts: dict[str, float] = {"device": devices, "software": devices, "any": devices}
         counts |= {"host": devices / (self.devices_per_host or node), "switch": devices / self.devices_per_switch}
         return {kind: float(counts[kind]) for kind in self.mtbf_s}
@@ -129,7 +129,7 @@ class Operations:
         return float(joined_mtbf_s([counts[kind] for kind in self.mtbf_s], list(self.mtbf_s.values())))
 
     def outage_mtbf_s(self, devices: int, node: int) -> float:
-        """Mean time between failures that take a node out; infinite where none does."""
+        """Mean time between failures that take a node out; infinite if none does."""
         counts = self.units(devices, node)
         rate = sum(counts[kind] / each for kind, each in self.mtbf_s.items() if kind in ("device", "host", "any"))
         return 1.0 / (rate * self.replaced) if rate * self.replaced else float("inf")
@@ -141,7 +141,7 @@ def names() -> tuple[str, ...]:
 
 
 def published(name: str) -> Operations:
-    """A row of the catalogue: hours of all units over their interruptions.
+    """Operations of a catalogue row: mean time = hours of all units over their interruptions.
 
     >>> round(published("llama3-h100").job_mtbf_s(16384, 8) / 3600, 2)    # 54 days over 419
     3.09
@@ -197,5 +197,5 @@ def _read(where: str, document: Mapping[str, Any]) -> Operations:
 
 
 def _with(out: Operations, given: Mapping[str, Any]) -> Operations:
-    """The operations with fields of a file, which are assumed no more."""
+    """The operations with fields of a file; these fields are no longer assumed."""
     return replace(out, **given, assumed=tuple(name for name in out.assumed if name not in given))

@@ -16,7 +16,7 @@ _HOUR: Final = rate("h")
 
 
 def _price(given: object) -> Any:
-    """A price, or a table of it with a source of its own."""
+    """A price, or a table of a price with its own source."""
     return checked(given, _PRICE, "") if isinstance(given, Mapping) else {"price": _HOUR(given)}
 
 
@@ -37,7 +37,7 @@ _FILE: Final = Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one device costs per hour."""
+    """Price of one device per hour."""
 
     value: float
     currency: str
@@ -52,17 +52,17 @@ class Prices:
     source: str
     date: str
     assumed: bool
-    """Whether they are those of the catalogue."""
+    """True: the catalogue's prices."""
     devices: Mapping[str, Price]
     currency: str
     kWh: float
-    """Price of a kilowatt hour; 0: the price of the device has it."""
+    """Price of a kilowatt hour; 0: included in the price of the device."""
     pue: float
     carbon_kg_per_kWh: float
     host_W: float | None
     """Power of hosts, switches and fans per device."""
     host_share: float
-    """The same over the TDP of the device, where ``host_W`` is None."""
+    """Power of hosts, switches and fans over the TDP of the device, if ``host_W`` is None."""
 
     def of(self, device: Device) -> Price:
         """Price of a device.
@@ -82,7 +82,7 @@ class Prices:
 
 
 def prices_of(given: Any) -> Prices:
-    """Prices by the path of a file, or ``default``: those of the catalogue, which are assumed.
+    """Prices from a file, or for ``default`` the catalogue's, which are assumed.
 
     Raises:
         UserError: the file is wrong: a number without unit, no date, no source, two currencies, an unknown key.
@@ -100,11 +100,11 @@ def prices_of(given: Any) -> Prices:
 
 def _read(where: str, document: Mapping[str, Any], *, assumed: bool) -> Prices:
     found = checked(document, _FILE, where)
-    stated = {key: found[key] for key in ORIGIN}
+    origin = {key: found[key] for key in ORIGIN}
     devices = {}
     for name, given in found.get("device_hour", {}).items():
         value, currency = given["price"]
-        devices[name] = Price(value=value, currency=currency, **{key: given.get(key, stated[key]) for key in ORIGIN})
+        devices[name] = Price(value=value, currency=currency, **{key: given.get(key, origin[key]) for key in ORIGIN})
     site, base = found.get("site", {}), catalogue("prices.toml")["site"]
     carbon, _ = site.get("carbon") or _CARBON(base["carbon"])
     kWh, coin = site.get("electricity", (0.0, "USD"))
@@ -112,7 +112,7 @@ def _read(where: str, document: Mapping[str, Any], *, assumed: bool) -> Prices:
     if len(coins) > 1:
         raise FieldError(where, "device_hour", f"prices in {' and '.join(coins)}", hint="give all in one currency")
     return Prices(
-        **stated,
+        **origin,
         assumed=assumed,
         devices=devices,
         currency=(coins or ["USD"])[0],

@@ -1,4 +1,4 @@
-"""The whole run from the time of one step: checkpoints, failures, restarts, pauses; expected time, band, losses."""
+"""Goodput of a whole run: checkpoints, failures, restarts, pauses; expected time, band, losses."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from steptime.num import Array
 from steptime.units import format_seconds
 
 SAMPLES: Final = 4096
-"""Runs that are drawn for a band, with a fixed seed."""
+"""Number of runs sampled for a band, with a fixed seed."""
 SEED: Final = 35
 WORST: Final = 20.0
-"""Mean times between failures that a restart and an interval may take together; beyond, a run does not end."""
+"""Most mean times between failures that a restart and an interval may take together; beyond, a run does not end."""
 Z95: Final = 1.6448536269514722
 """95th percentile of the normal distribution."""
 
 INTERVALS: Final = {"young": f.young_interval_s, "daly": f.daly_interval_s, "exact": f.best_interval_s}
-"""Best work between checkpoints, by who found it."""
+"""Formulas of the best work between checkpoints, by author."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A run as its failures see it."""
+    """Quantities of a run that its goodput depends on."""
 
     step_s: float
     steps: float
@@ -53,34 +53,34 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What one checkpoint, one restart and one failure cost."""
+    """Costs of one checkpoint, one restart and one failure."""
 
     mtbf_s: float
-    """Of the job."""
+    """Mean time between failures of the job."""
     write_s: float
-    """Until the store has a checkpoint."""
+    """Time until the store has a checkpoint."""
     stall_s: float
     lag_s: float
-    """From the end of the stall until the checkpoint is safe."""
+    """Time from the end of the stall until the checkpoint is safe."""
     restart_s: float
-    """With reading the checkpoint, and the mean wait for a node."""
+    """Time of a restart, with the read of the checkpoint and the mean wait for a node."""
     waiting_s: float
-    """Part of it that waits for a node."""
+    """Mean wait for a node, a part of the restart."""
     store_mtbf_s: float
-    """Of failures that lose copies in memory; infinite where checkpoints go to the store."""
+    """Mean time between failures that lose copies in memory; infinite if checkpoints go to the store."""
     store_interval_s: float
-    """Work between checkpoints in the store, where others are in memory."""
+    """Work between checkpoints in the store, if others are in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """When a run is done (SI units)."""
+    """Expected time of a run and its losses (SI units)."""
 
     wall_s: float
     wall_band_s: tuple[float, float]
-    """5th and 95th percentile, with the bands of the step and of the rate of failures, and chance."""
+    """5th and 95th percentile, from the bands of the step and of the failure rate, and chance."""
     ideal_s: float
-    """Its steps alone."""
+    """Time of the steps alone."""
     effective_ratio: float
     """Effective training time ratio: ideal over expected time."""
     effective_band: tuple[float, float]
@@ -88,12 +88,12 @@ class Goodput:
     failures_band: tuple[float, float]
     mtbf_s: float
     kind: str
-    """Of its checkpoints."""
+    """Kind of checkpoints."""
     saved_bytes: float
     interval_s: float
-    """Work between checkpoints that is taken."""
+    """Chosen work between checkpoints."""
     intervals_s: Mapping[str, float]
-    """Best by ``young``, ``daly`` and ``exact``."""
+    """Best work between checkpoints by ``young``, ``daly`` and ``exact``."""
     write_s: float
     stall_s: float
     restart_s: float
@@ -102,16 +102,16 @@ class Goodput:
     """Cause -> expected seconds of the run, largest first; with the ideal time they add up to the expected time."""
     assumed: tuple[str, ...]
     source: str
-    """Of the failure rates."""
+    """Source of the failure rates."""
 
 
 def spares_of(ops: Operations, nodes: float) -> int:
-    """Nodes more than the job needs: as given, else one in a hundred, at least one."""
+    """Spare nodes: as given, else one in a hundred, at least one."""
     return max(1, round(nodes / 100)) if ops.spares is None else ops.spares
 
 
 def costs_of(load: Load, ops: Operations) -> Costs:
-    """What one checkpoint, one restart and one failure cost the run.
+    """Costs of one checkpoint, one restart and one failure.
 
     Raises:
         UserError: parts fail faster than the run restarts.
@@ -148,7 +148,7 @@ def costs_of(load: Load, ops: Operations) -> Costs:
 
 
 def interval_of(load: Load, ops: Operations, costs: Costs) -> float:
-    """Work between checkpoints: as given, else the best, in whole steps, and not below what one takes to be written."""
+    """Work between checkpoints: as given, else the best; in whole steps, and not below the time to write one."""
     best_s = ops.interval_s or float(f.best_interval_s(costs.stall_s, costs.mtbf_s))
     least_s = max(best_s, costs.lag_s - costs.stall_s)
     up = math.ceil if least_s > best_s else round
@@ -156,7 +156,7 @@ def interval_of(load: Load, ops: Operations, costs: Costs) -> float:
 
 
 def stretched(costs: Costs, interval_s: float, mtbf_s: Any) -> Any:
-    """Expected time over work for failures every ``mtbf_s``, those that lose copies in memory included."""
+    """Expected time over work for failures every ``mtbf_s``, including failures that lose copies in memory."""
     near_s = np.maximum(mtbf_s, (costs.restart_s + costs.lag_s + costs.stall_s + interval_s) / WORST)
     out = f.stretch(interval_s, costs.stall_s, costs.lag_s, costs.restart_s, np.asarray(near_s, dtype=float))
     if math.isinf(costs.store_mtbf_s):
@@ -167,10 +167,10 @@ def stretched(costs: Costs, interval_s: float, mtbf_s: Any) -> Any:
 
 
 def goodput_of(load: Load, ops: Operations) -> Goodput:
-    """When the run is done.
+    """Expected time of the run, its band and its losses.
 
     Raises:
-        UserError: it does not end.
+        UserError: the run does not end.
     """
     costs = costs_of(load, ops)
     interval_s = interval_of(load, ops, costs)
@@ -205,7 +205,7 @@ def goodput_of(load: Load, ops: Operations) -> Goodput:
 
 
 def losses_of(costs: Costs, interval_s: float, work_s: float, trained_s: float) -> dict[str, float]:
-    """What checkpoints and failures add to the work of a run, by cause (s)."""
+    """Time that checkpoints and failures add to the work of a run, by cause (s)."""
     stalls_s = work_s / interval_s * costs.stall_s
     if math.isfinite(costs.store_interval_s):
         stalls_s += work_s / costs.store_interval_s * costs.stall_s
@@ -224,7 +224,7 @@ def sampled(
 ) -> tuple[tuple[float, float], ...]:
     """5th and 95th percentiles of expected time, effective ratio and number of failures.
 
-    The step is log-normal between the edges of its band, the rate of failures log-normal with the spread of clusters;
+    The step time is log-normal between the edges of its band, the failure rate log-normal with the spread of clusters;
     the number of failures is Poisson, and each costs its mean.
     """
     random = np.random.default_rng(SEED)

@@ -1,4 +1,4 @@
-"""What files of prices and failures have in common: source, date, rates."""
+"""Shared parts of files of prices and failures: source, date, rates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CODES: Final = {"$": "USD", "€": "EUR"}
 
 @cache
 def catalogue(name: str) -> Mapping[str, Any]:
-    """A file of this room."""
+    """A TOML file of this package."""
     return parse_toml((Path(__file__).parent / name).read_text(encoding="utf-8"), name)
 
 
@@ -34,7 +34,7 @@ def user_table(path: str, what: str) -> dict[str, Any]:
 
 
 def day(given: object) -> str:
-    """Row of a date, as TOML has it or as a text."""
+    """Check of a date, a TOML date or a text."""
     text = given.isoformat() if isinstance(given, date) else given
     try:
         return date.fromisoformat(text).isoformat()  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ DATED: Final = 'numbers that age need source and date: source = "quote of 2026-0
 
 
 def rate(per: str, unit: str | None = None) -> Check:
-    """Row of a number per hour or kWh with its currency (or mass), as ``"2.50 USD/h"``.
+    """Check of a number per hour or kWh with its currency (or mass), such as ``"2.50 USD/h"``.
 
     Args:
         per: ``h`` or ``kWh``.

@@ -1,4 +1,4 @@
-"""The whole training run next to its step: how long it is, given in tokens, samples or epochs, and what it takes."""
+"""Length of the whole training run, in tokens, samples or epochs, and its time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from steptime.search.planner import PlanResult
 
 LENGTHS: Final = ("tokens", "samples", "epochs")
-"""Units in which the length of a run is given; a run has one of them."""
+"""Units of the length of a run; a run has one of them."""
 DATASETS: Final = ("dataset_tokens", "dataset_samples")
-"""Sizes of a data set, of which ``epochs`` needs one."""
+"""Sizes of a data set; ``epochs`` needs one of them."""
 KEYS: Final = (*LENGTHS, *DATASETS)
 MOST: Final = 1e24
 _SCALE: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
@@ -31,7 +31,7 @@ def amount(field: str, value: Any) -> float:
     """An amount above zero, as a number or as a text such as ``1T`` (10^12), ``300B`` (10^9) or ``350k``.
 
     Raises:
-        FieldError: it is none.
+        FieldError: it is no amount.
 
     >>> amount("tokens", "1T"), amount("tokens", "1.5e9"), amount("samples", 350_000)
     (1000000000000.0, 1500000000.0, 350000.0)
@@ -47,7 +47,7 @@ def amount(field: str, value: Any) -> float:
 
 
 def check_training(given: Any) -> dict[str, float]:
-    """The length of a run, each value as a number; empty where none is given.
+    """The length of a run, each value as a number; empty if not given.
 
     Args:
         given: one of :data:`LENGTHS`, with ``epochs`` one of :data:`DATASETS`; or None.
@@ -81,8 +81,8 @@ def samples_of(length: Mapping[str, float], job: Job) -> float:
     """Samples of a run, repeated ones included.
 
     Args:
-        length: what :func:`check_training` returned, not empty.
-        job: says how many tokens a sample has.
+        length: result of :func:`check_training`, not empty.
+        job: the job, which has the tokens of a sample.
 
     Raises:
         FieldError: the run is given in tokens, and samples of the job have none.
@@ -94,7 +94,7 @@ def samples_of(length: Mapping[str, float], job: Job) -> float:
 
 
 def check_length(length: Mapping[str, float], job: Job) -> None:
-    """Refuses, before the work, a length of a run that the job cannot have.
+    """Refuse a length of a run that the job cannot have, before the estimate.
 
     Raises:
         FieldError: the run is given in tokens, and samples of the job have none.
@@ -104,7 +104,7 @@ def check_length(length: Mapping[str, float], job: Job) -> None:
 
 
 def samples_in(length: Mapping[str, float], seq_len: int) -> float:
-    """Samples of a run, repeated ones included, of samples with that many tokens.
+    """Samples of a run, repeated ones included; ``seq_len``: tokens of a sample.
 
     >>> samples_in({"epochs": 2.0, "dataset_tokens": 1000.0}, 10), samples_in({"samples": 7.0}, 10)
     (200.0, 7.0)
@@ -114,11 +114,11 @@ def samples_in(length: Mapping[str, float], seq_len: int) -> float:
 
 
 def training_record(length: Mapping[str, float], job: Job, step_s: float, band_s: Any) -> dict[str, Any]:
-    """What a whole run takes; the band is that of its step, as all steps are alike.
+    """Time of a whole run; its band is the band of the step, as all steps are alike.
 
     Args:
-        length: what :func:`check_training` returned, not empty.
-        job: what is trained.
+        length: result of :func:`check_training`, not empty.
+        job: the job.
         step_s: time of a step (s).
         band_s: its 5th and 95th percentile (s), or None.
     """
@@ -134,7 +134,7 @@ def training_record(length: Mapping[str, float], job: Job, step_s: float, band_s
 
 
 def amounts(times_s: list[Num], gpus: Num) -> list[tuple[str, str, list[Num]]]:
-    """Name, unit and values of each amount of which a report of a run has one.
+    """Name, unit and values of each amount in the report of a run.
 
     >>> [(name, unit, values[0]) for name, unit, values in amounts([172800.0], 2)]
     [('training', 's', 172800.0), ('training', 'days', 2.0), ('gpu', 'hours', 96.0), ('gpu', 'days', 4.0)]
@@ -149,12 +149,12 @@ def amounts(times_s: list[Num], gpus: Num) -> list[tuple[str, str, list[Num]]]:
 
 
 def trained(e: Estimate, length: Mapping[str, float], job: Job) -> Estimate:
-    """The estimate with what the whole run takes; as it is where no length is given."""
+    """The estimate with the time of the whole run; unchanged without a length."""
     return replace(e, training=training_record(length, job, e.step_time_s, e.step_time_band_s)) if length else e
 
 
 def all_trained(found: PlanResult, length: Mapping[str, float], job: Job) -> PlanResult:
-    """The result of a search with what the whole run takes under each plan that fits; as it is without a length."""
+    """The result of a search with the time of the whole run under each plan that fits; unchanged without a length."""
     if not length:
         return found
     likely = None if found.likely_to_fit is None else trained(found.likely_to_fit, length, job)

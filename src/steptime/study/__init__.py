@@ -1,4 +1,4 @@
-"""Many jobs from one file: what is run, what is kept, and how it is read again.
+"""Studies: many jobs from one file, run into a store of results that is read as tables.
 
 >>> from steptime import study
 >>> small = study.study_of({"job": {"model": "gpt2", "cluster": "dgx-h100", "gpus": [1, 2], "global_batch": 8}})
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from steptime.study.tables import Results as Results
     from steptime.study.tables import results as results
 
-#: Public name -> where it is defined.
+#: Public name -> place of its definition.
 PLACES: Final = {
     "Outcome": "steptime.study.running:Outcome",
     "Results": "steptime.study.tables:Results",

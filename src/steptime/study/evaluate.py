@@ -1,6 +1,5 @@
-"""Points computed: rows of one table that has every kind of row.
-
-Kinds: ``point`` (one for each: what was found), ``plan`` (the fastest, by rank), ``front``, ``term``.
+"""Computation of points into rows of one table with several kinds of rows.
+Kinds: ``point`` (a summary of each point), ``plan`` (the fastest plans, by rank), ``front``, ``term``.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ OK, INFEASIBLE, REFUSED = "ok", "infeasible", "refused"
 
 
 def solve(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """The rows of some points, by point; a point whose job contradicts itself has a message in place of plans."""
+    """The rows of some points; a point with a contradictory job has a message in place of plans."""
     forget()
     return [{"point": point.key, **row} for point in points for row in _rows(point)]
 
@@ -97,7 +96,7 @@ def _counts(found: Estimate | PlanResult) -> Row:
 
 
 def _given(point: Point) -> dict[str, Any]:
-    """Options of a request that are the same for both kinds of call."""
+    """Arguments that a search and an estimate have in common."""
     options = point.options
     return {
         "model": options["model"],

@@ -1,6 +1,5 @@
-"""Where blocks of points are computed: this process, processes of this machine, Ray, Dask, MPI.
-
-Blocks travel, never single points; workers write nothing, so that one process alone commits to a store.
+"""Executors of blocks of points: this process, processes of this machine, Ray, Dask, MPI.
+Tasks are blocks, never single points; workers write nothing, so that only one process commits to a store.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from steptime.study.points import Point
 Rows = list[dict[str, Any]]
 MOST_WORKERS: Final = 100_000
 STARTS: Final = 2
-"""Times that Ray is started before it counts as not to be had."""
+"""Attempts to start Ray."""
 
 
 class Engine(ABC):
-    """What a run needs of an executor: futures as ``concurrent.futures`` has them, and a way to go on without one."""
+    """Interface of an executor: futures of ``concurrent.futures``, and a restart after lost workers."""
 
-    #: What a future raises when its worker is lost; the block is computed again.
+    #: Exceptions of a future whose worker is lost; the block is computed again.
     lost: tuple[type[BaseException], ...] = ()
 
     def __init__(self, workers: int) -> None:
@@ -38,10 +37,10 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, points: Sequence[Point]) -> Future[Rows]:
-        """Computes the rows of some points."""
+        """Compute the rows of some points."""
 
     def restart(self) -> Engine:
-        """The engine to go on with after workers were lost; most replace them on their own."""
+        """The engine to use after workers were lost; most engines replace workers on their own."""
         return self
 
     @abstractmethod
@@ -59,7 +58,7 @@ class Here(Engine):
     """This process, one block after the other."""
 
     def submit(self, points: Sequence[Point]) -> Future[Rows]:
-        """Computes them now."""
+        """Compute the points at once."""
         future: Future[Rows] = Future()
         try:
             future.set_result(solve(points))
@@ -68,11 +67,11 @@ class Here(Engine):
         return future
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no workers."""
 
 
 class Local(Engine):
-    """Processes of this machine, which end with their parent, also where that is killed."""
+    """Processes of this machine, which end with their parent, even if it is killed."""
 
     lost = (BrokenProcessPool,)
 
@@ -85,7 +84,7 @@ class Local(Engine):
         return ProcessPoolExecutor(self.workers, mp_context=context, initializer=end_with_parent)
 
     def submit(self, points: Sequence[Point]) -> Future[Rows]:
-        """Computes them in one of the processes."""
+        """Compute the points in one of the processes."""
         try:
             return self._pool.submit(solve, points)
         except BrokenProcessPool as error:  # a process was lost since the last one was collected
@@ -94,13 +93,13 @@ class Local(Engine):
             return future
 
     def restart(self) -> Engine:
-        """Starts all processes again."""
+        """Start all processes again."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = self._started()
         return self
 
     def close(self) -> None:
-        """Ends the processes once their blocks are done."""
+        """End the processes once their blocks are done."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -111,7 +110,7 @@ class Local(Engine):
 
 
 def end_with_parent() -> None:
-    """Ends this process when its parent is gone, however that ended."""
+    """End this process when its parent has ended, for whatever reason."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -128,16 +127,16 @@ class _Pooled(Engine):
     pool: Executor
 
     def submit(self, points: Sequence[Point]) -> Future[Rows]:
-        """Computes them in one of its workers."""
+        """Compute the points in one of the workers."""
         return self.pool.submit(solve, points)
 
     def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
 class RayEngine(Engine):
-    """Tasks of Ray: of the cluster that ``RAY_ADDRESS`` names, else of one that is started on this machine."""
+    """Tasks of Ray, on the cluster at ``RAY_ADDRESS``, else on a cluster started on this machine."""
 
     retries: ClassVar[int] = 4
 
@@ -151,7 +150,7 @@ class RayEngine(Engine):
         self._solve = ray.remote(num_cpus=1, max_retries=self.retries)(solve)
 
     def _start(self, cpus: int | None) -> None:
-        """Starts or joins a cluster; a busy machine may need a second time.
+        """Start or join a cluster; a busy machine may need a second attempt.
 
         Raises:
             UserError: Ray does not start.
@@ -166,18 +165,18 @@ class RayEngine(Engine):
         raise UserError(f"Ray did not start: {because}", hint="a busy machine needs longer; or --executor local")
 
     def submit(self, points: Sequence[Point]) -> Future[Rows]:
-        """Computes them in a task; Ray itself repeats it where its worker is lost."""
+        """Compute the points in a task; Ray itself repeats the task if its worker is lost."""
         future: Future[Rows] = self._solve.remote(points).future()
         return future
 
     def close(self) -> None:
-        """Ends a cluster that this engine started."""
+        """End the cluster if this engine started it."""
         if self._own:
             self._ray.shutdown()
 
 
 class DaskEngine(_Pooled):
-    """Tasks of Dask: of the scheduler that ``DASK_SCHEDULER_ADDRESS`` names, else of processes of this machine."""
+    """Tasks of Dask, under the scheduler at ``DASK_SCHEDULER_ADDRESS``, else in processes of this machine."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -191,7 +190,7 @@ class DaskEngine(_Pooled):
         self.lost = (dask.KilledWorker,)
 
     def close(self) -> None:
-        """Ends the client, and a cluster that this engine started."""
+        """End the client, and the cluster if this engine started it."""
         with suppress(Exception):  # a task that is cancelled says so here
             super().close()
         self._client.close()
@@ -223,8 +222,8 @@ def engine_of(name: str, workers: int | None) -> Engine:
     """An executor with its workers started.
 
     Args:
-        name: of :data:`EXECUTORS`.
-        workers: processes; None: as many as processors.
+        name: name in :data:`EXECUTORS`.
+        workers: number of processes; None: the number of processors.
 
     Raises:
         UserError: the name is unknown, or its package is missing.
@@ -237,7 +236,7 @@ def engine_of(name: str, workers: int | None) -> Engine:
 
 
 def lost_too_often(points: Sequence[Point], times: int) -> UserError:
-    """The error for points whose workers die each time."""
+    """Error for a block of points whose workers die each time."""
     first = points[0].options
     return UserError(
         f"{counted(times, 'worker')} died on the same {counted(len(points), 'point')}, the first of {first['model']} "

@@ -1,4 +1,4 @@
-"""Studies as people write them: a TOML file of values, lists and ranges, crossed or zipped.
+"""Study files: TOML with values, lists and ranges, crossed or zipped.
 
 ::
 
@@ -20,8 +20,8 @@
     [keep]
     top = 10
 
-Everything is crossed but what ``zip = [["model", "training"]]`` names. A ``[[grid]]`` has tables of its own, over those
-of the file.
+All fields are crossed, except those that ``zip = [["model", "training"]]`` names. A ``[[grid]]`` has tables of its own,
+which override the tables of the file.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from steptime.study.ranges import values_of
 
 MAX_BYTES: Final = 2**20
 MOST_POINTS: Final = 10**6
-"""Points that a study may have at all."""
+"""Most points of a study."""
 ASK_ABOVE: Final = 10_000
-"""Points above which the command asks first."""
+"""Number of points above which the command asks first."""
 STRATEGIES: Final = ("auto", "1d", "context", "2d")
 
 
 def _any(*names: str) -> Table:
-    """A table whose values are looked at one by one later."""
+    """A table whose values are checked one by one later."""
     return Table(rows=dict.fromkeys(names, anything))
 
 
@@ -70,7 +70,7 @@ _JOB: Final = (
     *("model", "mode", "strategy", "dtype", "optimizer", "framework", "lora", "limit", "seq"),
     *("cluster", "global_batch", "gpus"),
 )
-"""Fields of a job, those that vary slowest first: neighbours have most in common."""
+"""Fields of a job, slowest varying first, so that neighbouring points have most in common."""
 _word: Final = text()
 _DEGREES: Final = (*KEYS, "placement", "strategy")
 _TABLES: Final[Mapping[str, Row]] = {
@@ -80,7 +80,7 @@ _TABLES: Final[Mapping[str, Row]] = {
     "training": anything,
     "zip": Each(row=Each(row=text(), least=2, called="a list of two or more fields"), called="a list of lists"),
 }
-"""What a grid has, and a file that is one grid."""
+"""Tables of a grid, and of a file that is one grid."""
 _KEEP: Final = Table(rows={"top": Field(low=1, high=10_000, whole=True), "front": flag, "terms": flag})
 _FILE: Final = Table(
     rows={
@@ -96,29 +96,29 @@ _FILE: Final = Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A point in the words of its study."""
+    """A point with its place in the study."""
 
     grid: str
     point: Point
     training: Mapping[str, float] = field(default_factory=dict)
-    """Length of the whole run; results do not depend on it."""
+    """Length of the whole run; stored results do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Points of a study, each checked as far as one value can be."""
+    """Points of a study, with each value checked by itself."""
 
     title: str
     cases: tuple[Case, ...]
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """What is computed, in order; two cases may have the same."""
+        """Points to compute, in order; two cases may have the same point."""
         return tuple(case.point for case in self.cases)
 
 
 def read_study(path: str | os.PathLike[str]) -> Study:
-    """The study of a TOML file; models and clusters that are paths are relative to it.
+    """The study of a TOML file; paths of models and clusters are relative to it.
 
     Raises:
         UserError: the file cannot be read, a field is unknown or wrong, or it has too many points; names the field.
@@ -132,9 +132,9 @@ def study_of(table: Mapping[str, Any], *, where: str = "study", folder: Path | N
     """A study from the tables of its file.
 
     Args:
-        table: as TOML gives it.
-        where: what errors name in place of the file.
-        folder: from where paths are relative; None: the working folder.
+        table: tables of the file.
+        where: name of the file in errors.
+        folder: folder of relative paths; None: the working folder.
 
     Raises:
         UserError: as :func:`read_study`.
@@ -154,7 +154,7 @@ def study_of(table: Mapping[str, Any], *, where: str = "study", folder: Path | N
 
 
 def _over(file: Mapping[str, Any], grid: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A grid with the tables of its file below its own."""
+    """A grid with its own tables over the tables of its file."""
     tables = {name: {**file.get(name, {}), **grid.get(name, {})} for name in ("job", "hardware")}
     zipped = grid.get("zip") or file.get("zip", ())
     return {**file, "name": f"grid {number + 1}", **grid, **tables, "zip": zipped, "at": f"grid[{number}]."}
@@ -176,7 +176,7 @@ class _Reader:
 
     @property
     def count(self) -> int:
-        """Number of points, before they are written out."""
+        """Number of points, without enumerating them."""
         return prod(len(self.axes[group[0]]) for group in self.groups)
 
     def _values(self, path: str, given: Any, convert: Callable[[Any], Any]) -> list[Any]:
@@ -195,7 +195,7 @@ class _Reader:
             self.axes[name] = self._values(f"job.{name}", given, self._checks()[name])
 
     def _checks(self) -> dict[str, Callable[[Any], Any]]:
-        """Field of a job -> what checks one of its values."""
+        """Field of a job -> check of one of its values."""
         return {
             "model": self._model,
             "cluster": self._cluster,
@@ -257,7 +257,7 @@ class _Reader:
                     cluster_with(base, {name: change}, f"{self.where}: {self.at.rstrip('.') or 'hardware'}")
 
     def _grouped(self, zipped: Sequence[list[str]]) -> list[list[str]]:
-        """Axes in groups that go together, each at the place of its last member."""
+        """Axes in groups that are zipped, each at the place of its last member."""
         group_of: dict[str, list[str]] = {}
         for n, names in enumerate(zipped):
             path = f"{self.at}zip[{n}]"
@@ -313,7 +313,7 @@ def _factor(given: Any) -> float:
 
 
 def _degree(key: str, what: str) -> Callable[[Any], Any]:
-    """What checks one value of a degree or choice."""
+    """Check of one value of a degree or choice."""
 
     def check(given: Any) -> Any:
         if key == "strategy":

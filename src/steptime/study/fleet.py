@@ -1,4 +1,4 @@
-"""What to buy or rent for a run: kinds and numbers of devices, each with its best plan, ranked by one measure."""
+"""Devices to buy or rent for a run: kinds and numbers, each with its best plan, ranked by one measure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEASURES: Final[Mapping[str, Callable[[Estimate], float]]] = {
     "energy": lambda e: float(e.run["energy"]["kWh"]),
     "cost": lambda e: float(e.run["money"]["cost"]),
 }
-"""What a fleet is chosen by: its expected time, energy, money."""
+"""Measure of a fleet: expected time, energy or money of its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Fleet:
     gpus: int
     estimate: Estimate
     exceeds: tuple[str, ...]
-    """Of deadline and budget, those that it does not keep."""
+    """Bounds that the fleet exceeds: deadline, budget."""
 
     @property
     def values(self) -> dict[str, float]:
@@ -42,14 +42,14 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleets:
-    """What could be bought, those first that keep deadline and budget, and of them the least by the objective."""
+    """Fleets, ranked: first those within deadline and budget, then by the objective."""
 
     objective: str
     fleets: tuple[Fleet, ...]
     front: tuple[int, ...]
-    """Places of the fleets of which none beats another in time, energy and money together."""
+    """Indices of the fleets on the Pareto front of time, energy and money."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Fleet -> why it has no plan or no price."""
+    """Fleet -> reason why it has no plan or no price."""
     advice: tuple[str, ...] = ()
     currency: str = "USD"
 
@@ -82,7 +82,7 @@ def _named(one: Fleet) -> dict[str, float]:
 
 
 def pareto(points: Array) -> list[int]:
-    """Rows that no other row beats: none is at most as large everywhere and smaller somewhere.
+    """Indices of the rows on the Pareto front: no other row is at most as large everywhere and smaller somewhere.
 
     >>> pareto(np.array([[1.0, 3.0], [2.0, 2.0], [2.0, 3.0]]))
     [0, 1]
@@ -111,14 +111,14 @@ def fleet(
     Args:
         model: as in :func:`steptime.api.plan`.
         clusters: kinds of clusters.
-        gpus: numbers of devices to try of each.
+        gpus: numbers of devices to try for each kind.
         training: length of the run, as ``{"tokens": "1T"}``.
         objective: ``cost``, ``time`` or ``energy`` of the run.
         deadline: longest time of the run, as ``"30 days"``.
         budget: most that it may cost, as ``"2M USD"``.
         failures: as in :func:`steptime.api.estimate`.
         prices: as in :func:`steptime.api.estimate`.
-        job: ``global_batch`` and what else :func:`steptime.api.plan` takes.
+        job: ``global_batch`` and other arguments of :func:`steptime.api.plan`.
 
     Raises:
         UserError: something in the input is wrong; the message says what to change.
@@ -150,7 +150,7 @@ _BOUNDS: Final = {"time": "deadline", "cost": "budget"}
 def _tried(
     model: Any, clusters: Sequence[str], gpus: Sequence[int], most: Mapping[str, float], **job: Any
 ) -> tuple[list[Fleet], dict[str, str]]:
-    """The best plan of every fleet, and why others have none."""
+    """Fleets with their best plans, and reasons for those without one."""
     from steptime.api.searches import plan
 
     found, left_out = [], {}
@@ -173,7 +173,7 @@ def _tried(
 
 
 def _advice(ranked: Sequence[Fleet], most: Mapping[str, float], currency: str) -> list[str]:
-    """What deadline and budget would have to be, where no fleet keeps them."""
+    """Advice where no fleet keeps the bounds: the least deadline and budget that some fleet keeps."""
     if not ranked or not ranked[0].exceeds:
         return []
     out = []

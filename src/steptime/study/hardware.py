@@ -1,4 +1,4 @@
-"""Numbers of a cluster that a study sweeps: where each stands in a cluster file, as a value or as a factor."""
+"""Parameters of a cluster that a study sweeps, as values or factors, and their places in a cluster file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _SUFFIX: Final = {"bytes": "B", "Bps": "B/s", "flops_per_s": "FLOP/s", "s": "s"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One number of a cluster."""
+    """One parameter of a cluster."""
 
     column: str
-    """Its name in results, with the unit."""
+    """Name in results, with the unit."""
     field: Field
-    """How a file gives it, and its range."""
+    """Field of a cluster file: notation and range."""
     now: Callable[[Cluster], float | None]
-    """Its value in SI units; None: the cluster has none."""
+    """Current value in SI units; None: the cluster has none."""
     tables: Callable[[Cluster, float], dict[str, Any]]
-    """Tables of a cluster file that multiply it by a factor."""
+    """Tables of a cluster file that multiply the parameter by a factor."""
 
 
 def written(value: float, field: Field) -> Any:
-    """A number in SI units as a file has it.
+    """A number in SI units in the notation of a cluster file.
 
     >>> written(8e10, DEVICE["memory"]), written(8.0, LEVEL["devices"])
     ('80000000000.0 B', 8)
@@ -56,7 +56,7 @@ def _of_device(key: str) -> Parameter:
 
 
 def _rate(table: str) -> Parameter:
-    """All dtypes of a table of rates; its value is that of bf16, without it the first one's."""
+    """Parameter for a table of rates: one factor for all dtypes; its value is the rate of bf16, or else the first."""
     name = RATES[table][0]
 
     def now(cluster: Cluster) -> float | None:
@@ -88,7 +88,7 @@ def _of_levels(key: str, prefix: str, levels: slice) -> Parameter:
 
 
 _FAST, _BEYOND = slice(0, 1), slice(1, None)
-#: Name in a study -> the number. Rates of all dtypes, and the levels beyond the fast domain, change by one factor.
+#: Name in a study -> parameter. Rates of all dtypes, and all levels beyond the fast domain, change by one factor.
 PARAMETERS: Final[Mapping[str, Parameter]] = {
     "matrix_flops": _rate("matrix"),
     "vector_flops": _rate("vector"),
@@ -105,7 +105,7 @@ FACTOR: Final = "factor"
 
 
 def si_value(name: str, given: Any) -> float:
-    """Value in SI units of what a study gives for a parameter.
+    """Value of a parameter in SI units, from a study's notation.
 
     Raises:
         UserError: it has no unit, or is out of range.
@@ -119,10 +119,10 @@ def cluster_with(base: str, changes: Mapping[str, Mapping[str, float]], where: s
     Args:
         base: catalogue name or path.
         changes: parameter -> ``{"value": SI}`` or ``{"factor": number}``.
-        where: what errors name.
+        where: place that errors name.
 
     Raises:
-        UserError: the cluster does not say the number, or a changed one is out of range.
+        UserError: the cluster does not have the number, or a changed number is out of range.
 
     >>> cluster_with("dgx-h100", {"memory": {"factor": 2.0}}).device.memory_bytes / 2**20
     163118.0
@@ -134,7 +134,7 @@ def cluster_with(base: str, changes: Mapping[str, Mapping[str, float]], where: s
 
 @lru_cache(maxsize=4096)
 def unchanged_cluster(base: str, changes: str, where: str) -> Cluster:
-    """As :func:`cluster_with` with the changes as JSON; kept until :func:`steptime.study.points.forget`."""
+    """Cached :func:`cluster_with`, with changes as JSON; cleared by :func:`steptime.study.points.forget`."""
     cluster = load_cluster(base)
     merged: dict[str, Any] = {}
     for name, change in json.loads(changes).items():
@@ -154,7 +154,7 @@ def unchanged_cluster(base: str, changes: str, where: str) -> Cluster:
 
 
 def _exact(parameter: Parameter, cluster: Cluster, value: float) -> dict[str, Any]:
-    """The tables of a parameter with its value as it was given, in the place that the value names."""
+    """The tables of a parameter with exactly the given value, in the place that the value names."""
     tables = parameter.tables(cluster, 1.0)
     if "levels" in tables:
         level, table = next(iter(tables["levels"].items()))

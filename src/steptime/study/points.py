@@ -1,4 +1,4 @@
-"""One point of a study: a job as the API takes it, and the key under which its results are kept."""
+"""One point of a study: a job for the API, and the key of its results."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from steptime.study.hardware import cluster_with, columns_of, unchanged_cluster
 
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 CODE: Final = ("api", "cost", "estimate", "formats", "hardware", "model", "plan", "schedule", "search")
-"""Rooms on which the numbers of a point depend, next to those of the modes that packages add."""
+"""Packages on which the numbers of a point depend, in addition to modes that other packages add."""
 OPTIONS: Final = (
     *("model", "cluster", "gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework"),
     *("lora", "fix", "limit", "plan"),
 )
-"""What a point has in common with a call of ``plan`` or ``estimate``, in the order of columns."""
+"""Options that a point shares with a call of ``plan`` or ``estimate``, in the order of columns."""
 USUAL: Final = {"dtype": "bf16", "optimizer": "adam", "strategy": "auto"}
-"""Options where a study gives none."""
+"""Default options."""
 
 
 @cache
 def code_version() -> str:
-    """A name of the code and the catalogue: results of another version are computed again."""
+    """Digest of the code and the catalogue: results of another version are computed again."""
     digest = hashlib.sha256()
     modes = [find_spec(entry.module) for entry in entry_points(group=MODES.group)]
     rooms = [
@@ -52,10 +52,9 @@ def code_version() -> str:
 
 
 def forget() -> None:
-    """Read models, clusters, frameworks and loads of experts again when they are next asked for.
-
-    Called where a study is read, run or looked up and where a block of points is solved: in between, each file is read
-    once; a file that was edited since is never taken from memory.
+    """Clear the caches of models, clusters, frameworks and expert loads.
+    Called when a study is read, run or looked up and when a block of points is solved: in between, each file is read
+    once; an edited file is never taken from a cache.
     """
     for kept in (_model_key, _cluster_key, _frameworks_key, _load_key, unchanged_cluster):
         kept.cache_clear()
@@ -87,14 +86,14 @@ def _cluster_key(cluster: str, hardware: tuple[tuple[str, tuple[tuple[str, float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """What is kept of each point in addition to its counts."""
+    """Results kept of each point in addition to its counts."""
 
     top: int = 1
-    """Plans, the fastest first."""
+    """Number of plans, the fastest first."""
     front: bool = False
-    """The front of step time and memory."""
+    """True: keep the Pareto front of step time and memory."""
     terms: bool = False
-    """Terms of time and memory of the plans that are kept."""
+    """True: keep the terms of time and memory of the kept plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +101,16 @@ class Point:
     """One job of a study."""
 
     what: str
-    """``plan``, a search, or ``estimate``, one plan."""
+    """``plan`` (a search) or ``estimate`` (one plan)."""
     options: Mapping[str, Any]
-    """Those of :data:`OPTIONS` that are given."""
+    """Given options, a subset of :data:`OPTIONS`."""
     hardware: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """What differs from the cluster that is named."""
+    """Changes to the named cluster."""
     keep: Keep = Keep()
 
     @property
     def key(self) -> str:
-        """Name of the results, made of the content of everything that they depend on."""
+        """Key of the results: a digest of the content of everything that they depend on."""
         changes = tuple((name, tuple(change.items())) for name, change in sorted(self.hardware.items()))
         options = {name: value for name, value in self.options.items() if name not in ("model", "cluster")}
         return content_key(
@@ -127,14 +126,14 @@ class Point:
         )
 
     def _read(self) -> Mapping[str, str]:
-        """Names of the content of what the job reads in addition to its model and cluster."""
+        """Digests of the files that the job reads in addition to its model and cluster."""
         loads = [self.options.get(table, {}).get("expert_load") for table in ("plan", "fix")]
         load = next((found for found in loads if isinstance(found, str)), None)
         found = {} if load is None else {"expert_load": _load_key(self.options["model"], load)}
         return {"frameworks": _frameworks_key(), **found}
 
     def labels(self) -> dict[str, Any]:
-        """What tells the point from others in a table: its options, and the numbers of its cluster."""
+        """Labels of the point in tables: its options, and the numbers of its cluster."""
         cluster = cluster_with(self.options["cluster"], self.hardware)
         model = load_model(self.options["model"])
         mode = self.options.get("mode", "corrected")

@@ -1,4 +1,4 @@
-"""Values of one field of a study: a single one, a list, or a range that is counted before it is written out."""
+"""Values of one field of a study: a single value, a list, or a range, counted before it is enumerated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptime.errors import FieldError, UserError, counted, shown
 from steptime.schema import Field, Table, above, anything, checked, text
 
 MOST_VALUES: Final = 10**6
-"""Values that one field may have."""
+"""Most values of one field."""
 _HOW: Final = ("step", "times", "count")
 
 
@@ -25,7 +25,7 @@ _RANGE: Final = Table(
     },
     required=("from", "to"),
 )
-"""``{from, to}`` with one of ``step`` (sums), ``times`` (products) or ``count`` (how many, even or in ``log``)."""
+"""``{from, to}`` with one of ``step`` (sums), ``times`` (products) or ``count`` (number, even or ``log`` spacing)."""
 
 
 def values_of(given: Any, where: str, path: str, convert: Callable[[Any], Any] = lambda v: v) -> list[Any]:
@@ -35,7 +35,7 @@ def values_of(given: Any, where: str, path: str, convert: Callable[[Any], Any] =
         given: one value, the table of a range (:data:`_RANGE`), or a list of values and ranges.
         where: the file, for errors.
         path: the field in it, for errors.
-        convert: checks one value and gives it as it is kept.
+        convert: checks one value and converts it.
 
     Raises:
         FieldError: a list or range is empty, contradicts itself, or a value is not allowed; names the path.
@@ -100,7 +100,7 @@ def _range(given: dict[str, Any], where: str, path: str, convert: Callable[[Any]
 
 
 def _points(found: Mapping[str, Any], how: str, low: float, high: float, where: str, path: str) -> list[float]:
-    """Values of a range in SI units; ``step`` is in the unit of ``from`` where that has one."""
+    """Values of a range in SI units; ``step`` is in the unit of ``from``, if it has one."""
     log = found.get("spacing") == "log"
     logarithmic = how == "times" or (how == "count" and log)
     if log and how != "count":
@@ -126,7 +126,7 @@ def _number_of(steps: float, where: str, path: str) -> int:
 
 
 def _even(low: float, high: float, count: int, logarithmic: bool) -> list[float]:
-    """Values from one to the other, both included; of a single one the first."""
+    """``count`` values from ``low`` to ``high``, both included; ``low`` alone if ``count`` is 1."""
     if count == 1:
         return [low]
     shares = [i / (count - 1) for i in range(count)]

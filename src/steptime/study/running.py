@@ -1,4 +1,4 @@
-"""A study is run: what its store has is left, the rest is computed chunk by chunk, each committed at once."""
+"""Run of a study: points missing in the store are computed chunk by chunk, and each chunk is committed at once."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from steptime.study.points import Point, forget
 from steptime.study.store import Claims, Store
 
 CHUNK: Final = 32
-"""Points that travel and are committed together: a fraction of a second of searches."""
+"""Points that are computed and committed together: a fraction of a second of searches."""
 WINDOW: Final = 2
-"""Chunks under way for each worker, so that none waits for the next."""
+"""Chunks in flight per worker, so that no worker waits for the next."""
 TRIES: Final = 5
-"""Workers that may be lost on one chunk."""
+"""Most workers lost on one chunk before the run stops."""
 POLL_S: Final = 0.2
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run did."""
+    """Counts of a run."""
 
     points: int
-    """Different points of the study."""
+    """Distinct points of the study."""
     computed: int
     found: int
-    """Points that the store had already, or another run computed meanwhile."""
+    """Points that the store already had, or another run computed meanwhile."""
     refused: int
-    """Points whose job contradicts itself; their message is in the results."""
+    """Points with a contradictory job; their message is in the results."""
     damaged: tuple[str, ...]
     """Points whose rows were damaged; they were computed again."""
     lost_workers: int
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Points that go together; which of them are missing is known once it is claimed."""
+    """Points computed together; ``missing`` is known once the chunk is claimed."""
 
     name: str
     points: dict[str, Point]
@@ -59,7 +59,7 @@ class _Chunk:
 
 
 def chunks_of(points: dict[str, Point]) -> list[_Chunk]:
-    """Chunks of all points of a study: equal studies have equal chunks, whatever their stores have."""
+    """Chunks of all points of a study; equal studies have equal chunks, independent of their stores."""
     keys = list(points)
     parts = [keys[start : start + CHUNK] for start in range(0, len(keys), CHUNK)]
     return [_Chunk(name=content_key({"points": part}), points={key: points[key] for key in part}) for part in parts]
@@ -73,18 +73,18 @@ def run(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Computes what a store lacks of a study.
+    """Compute the points of a study that are missing in a store.
 
     Args:
         study: its points.
-        store: folder; made if there is none. Other runs may write to it at the same time.
+        store: folder, created if missing. Other runs may write to it at the same time.
         executor: ``local``, ``ray``, ``dask`` or ``mpi``.
-        workers: processes; None: as many as there are processors.
+        workers: number of processes; None: the number of processors.
         progress: called with points done and all points.
 
     Raises:
-        UserError: the store cannot be written, an executor is missing, or its workers die again and again; what was
-            committed before is kept.
+        UserError: the store cannot be written, an executor is missing, or its workers die repeatedly; committed points
+            are kept.
     """
     kept = store if isinstance(store, Store) else Store(store)
     kept.prepare()
@@ -104,7 +104,7 @@ class _Run:
         self.busy: dict[Future[Rows], _Chunk] = {}
 
     def through(self, executor: str, workers: int | None) -> Outcome:
-        """Computes everything that is open."""
+        """Compute all open points."""
         self._tell()
         if self.waiting:
             few = min(len(self.waiting), workers) if workers and executor == "local" else workers
@@ -122,7 +122,7 @@ class _Run:
         )
 
     def _submit(self, engine: Engine, claims: Claims) -> None:
-        """Starts chunks until each worker has enough; those that another run has come last."""
+        """Submit chunks until each worker has enough; chunks claimed by another run come last."""
         for _ in range(len(self.waiting)):
             if len(self.busy) >= WINDOW * engine.workers:
                 return
@@ -139,7 +139,7 @@ class _Run:
                 claims.drop(chunk.name)
 
     def _collect(self, engine: Engine, claims: Claims) -> None:
-        """Commits what is done; chunks of lost workers wait again."""
+        """Commit finished chunks; chunks of lost workers wait again."""
         if not self.busy:
             time.sleep(POLL_S if self.waiting else 0)  # another run computes the rest
             return

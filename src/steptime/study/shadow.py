@@ -1,4 +1,4 @@
-"""What one more unit of something is worth to a run: shadow prices, each with the range in which it holds."""
+"""Shadow prices of a run: the worth of one more unit of a resource, and the range in which the price holds."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from steptime.hardware.records import Cluster
 from steptime.plan.plans import names_of
 
 SMALL: Final = 1e-3
-"""Relative change of a number at which its shadow price is taken."""
+"""Relative change of a number for its shadow price."""
 SAME: Final = 0.1
-"""A price holds where the saving is within this share of the price times the change."""
+"""A price holds while the saving is within this share of price times change."""
 DOUBLINGS: Final = 8
-"""A range is looked for up to a number 2^8 times the smallest change."""
+"""Number of doublings of the smallest change up to which the range of a price is examined."""
 GB, TFLOPS = 1e9, 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shadow:
-    """What one more unit of something is worth to a run."""
+    """Shadow price: the worth of one more unit of a resource to a run."""
 
     name: str
     unit: str
     now: float
-    """What there is, in units."""
+    """Current amount, in units."""
     worth_s: float
-    """Seconds that a step loses per unit more."""
+    """Seconds saved per step by one more unit."""
     worth_run_s: float
-    """Seconds that the run loses."""
+    """Seconds saved over the run."""
     worth_money: float
-    """Money that the run loses, before the unit itself is paid for."""
+    """Money saved over the run, without the price of the unit itself."""
     holds_to: float
-    """Largest number of units up to which the price holds within a tenth."""
+    """Largest number of units at which the price holds within :data:`SAME`."""
     next_at: float | None = None
-    """Where the price is zero: the units from which another plan is faster; None: nothing more is gained."""
+    """If the price is zero: number of units from which another plan is faster; None: there is no further gain."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shadows:
-    """Shadow prices of a run, what is worth most first."""
+    """Shadow prices of a run, highest worth first."""
 
     step_s: float
     run_s: float
@@ -60,7 +60,7 @@ class Shadows:
     currency: str
     prices: tuple[Shadow, ...]
     plan: Mapping[str, Any]
-    """In the words of the command line."""
+    """Plan with the names of the command line."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -80,14 +80,14 @@ class Shadows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A plan whose step is timed on changed clusters."""
+    """A plan to time on changed clusters."""
 
     asked: AskedPlan
     base: str
     """Name or path of the cluster."""
 
     def step_s(self, tables: Mapping[str, Any] | None = None, **job: Any) -> float:
-        """Time of a step with tables of the cluster file, or numbers of the job, changed."""
+        """Step time with changed tables of the cluster file or changed numbers of the job."""
         setting = self.asked.setting
         cluster = changed_cluster(self.base, tables, "shadow") if tables else setting.cluster
         other = _fresh(setting, cluster, **job)
@@ -97,26 +97,26 @@ class Case:
 
 
 def _fresh(setting: Setting, cluster: Cluster, **job: Any) -> Setting:
-    """The setting on another cluster; what it computed of the old one is forgotten."""
+    """The setting on another cluster, without values cached for the old one."""
     return replace(setting, cluster=cluster, job=replace(setting.job, **job))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One number of a cluster that could be more."""
+    """One resource of a cluster that could be increased."""
 
     name: str
     unit: str
     size: float
     """SI value of the unit."""
     now: float
-    """SI value of what there is."""
+    """Current SI value."""
     tables: Callable[[float], dict[str, Any]]
-    """Tables of a cluster file that give it another SI value."""
+    """Tables of a cluster file that set another SI value."""
 
 
 def resources_of(cluster: Cluster, dtype: str) -> Iterator[Resource]:
-    """Numbers of a cluster that a step may wait for: the rate of its matrix units, its memory's, each link's."""
+    """Resources that a step may wait for: the rate of matrix units, memory bandwidth, bandwidth of each link."""
     device = cluster.device
     rates = device.matrix_flops_per_s
     rate = device.matrix_rate(dtype) or max(rates.values())
@@ -143,7 +143,7 @@ def resources_of(cluster: Cluster, dtype: str) -> Iterator[Resource]:
 
 
 def slope_s(case: Case, resource: Resource) -> tuple[float, float]:
-    """Seconds that a step loses per unit more, and the value up to which that holds within :data:`SAME`.
+    """Seconds that a step saves per SI unit, and the value up to which this holds within :data:`SAME`.
 
     The slope is the central difference at a relative change of :data:`SMALL`; the range is doubled from there.
     """
@@ -170,7 +170,7 @@ def shadow(
     plans: bool = True,
     **job: Any,
 ) -> Shadows:
-    """What one more unit of everything is worth to a run under one plan.
+    """Shadow prices of all resources of a run under one plan.
 
     Args:
         model: as in :func:`steptime.api.estimate`.
@@ -178,8 +178,8 @@ def shadow(
         training: length of the run, as ``{"tokens": "1T"}``.
         failures: as in :func:`steptime.api.estimate`.
         prices: as in :func:`steptime.api.estimate`.
-        plans: whether to search for what more memory and more devices are worth, which changes the plan.
-        job: ``gpus``, ``global_batch``, ``plan`` and what else :func:`steptime.api.estimate` takes.
+        plans: also search for the worth of more memory and more devices, which changes the plan.
+        job: ``gpus``, ``global_batch``, ``plan`` and other arguments of :func:`steptime.api.estimate`.
 
     Raises:
         UserError: something in the input is wrong; the message says what to change.
@@ -228,7 +228,7 @@ def _shadow(rates: Any, name: str, unit: str, now: float, worth_s: float, holds:
 
 
 def _batch(case: Case, rates: Any, length: Mapping[str, float]) -> Shadow:
-    """One more sequence in every step: fewer steps, each longer; taken a micro-batch of every replica at a time."""
+    """Worth of one more sequence per step: fewer, longer steps; the batch changes by a micro-batch per replica."""
     job, plans = case.asked.setting.job, case.asked.plans
     more = int(plans.dp) * int(plans.micro_batch)
     samples = samples_of(length, job)
@@ -248,7 +248,7 @@ def _batch(case: Case, rates: Any, length: Mapping[str, float]) -> Shadow:
 
 
 def _memory(model: Any, setting: Setting, rates: Any, cluster: str, job: Mapping[str, Any]) -> Shadow | None:
-    """One more GB of device memory, which lets other plans fit: stairs, from the front of time and memory."""
+    """Worth of one more GB of device memory: a step function, from the front of plans in time and memory."""
     now = setting.cluster.device.memory_bytes
     larger = changed_cluster(cluster, {"device": {"memory": f"{2.0 * now!r} B"}}, "shadow")
     front = plan(model, larger, **job, top=1).pareto
@@ -273,7 +273,7 @@ def _memory(model: Any, setting: Setting, rates: Any, cluster: str, job: Mapping
 
 
 def _devices(model: Any, setting: Setting, rates: Any, cluster: str, job: Mapping[str, Any]) -> Shadow | None:
-    """One more device, between the best plan now and that of the next number of whole nodes that is faster."""
+    """Worth of one more device, between the best plan now and the best on the next faster number of whole nodes."""
     gpus = setting.job.gpus
     domain = min(setting.machine.fast_domain, gpus)
     rest = {name: value for name, value in job.items() if name != "gpus"}

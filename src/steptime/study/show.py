@@ -1,4 +1,4 @@
-"""Tables of results for people."""
+"""Printed tables of results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from steptime.study.tables import LABELS, Results, missing_text
 
 MOST_ROWS: Final = 200
 MOST_OWN: Final = 8
-"""Columns of a table's own that are shown; of more, those that vary."""
+"""Most own columns of a table that are shown in full; of more, only those that vary."""
 _POINT: Final = ("grid", "model", "cluster", "asked_strategy", "gpus", "global_batch", "seq_len", "mode", "framework")
-"""Labels that are shown where they differ from point to point, with what the study sweeps of the hardware."""
+"""Labels that are shown if they vary between points, in addition to swept hardware."""
 
 
 def print_plans(found: Results, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The fastest plan of each point: what tells the point from others, step, days, MFU, memory."""
+    """Print the fastest plan of each point: labels, step, days, MFU, memory."""
     best = [row for row in rows if row["rank"] == 1]
     out = t.console()
     out.print(t.printable(found.study.title or "study"), style="bold")
@@ -43,7 +43,7 @@ def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _varies_alone(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
-    """Whether a number varies between points of the same cluster."""
+    """True if a number varies between points of the same cluster."""
     values: dict[str, set[Any]] = {}
     for row in rows:
         values.setdefault(row["cluster"], set()).add(row[column])
@@ -51,7 +51,7 @@ def _varies_alone(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
 
 
 def print_table(found: Results, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of a table: of what tells points apart the columns that vary, and always the devices; no JSON of plans."""
+    """Print rows of a table: labels that vary, always the devices, own columns; no JSON of plans."""
     shown = [name for name in _labels(rows) if name == "gpus" or len({row[name] for row in rows}) > 1]
     own = [name for name in (rows[0] if rows else ()) if name not in LABELS and name != "plan_json"]
     if len(own) > MOST_OWN:
@@ -60,7 +60,7 @@ def print_table(found: Results, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_rows(found: Results, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Any rows; columns that are empty everywhere are left out."""
+    """Print any rows, without columns that are empty everywhere."""
     out = t.console()
     names = [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]
     table = t.grid(names, left=tuple(i for i, n in enumerate(names) if any(isinstance(row[n], str) for row in rows)))

@@ -1,12 +1,12 @@
-"""The store of a study's results: one SQLite file, and locks on what is being computed.
+"""The store of a study's results: one SQLite file, and locks on chunks that are being computed.
 
 ::
 
-    STORE/results.sqlite    a row a point: its key, and its rows as packed JSON, which has a checksum
+    STORE/results.sqlite    a row per point: its key, and its rows as packed JSON, which has a checksum
     STORE/claims/CHUNK      locked by the run that computes the chunk; a lock ends with its process
 
-Points that were computed together are committed in one transaction. SQLite undoes one in which a run was killed when
-the file is next opened, so that a point has all of its rows or none.
+Points computed together are committed in one transaction. If a run is killed in a transaction, SQLite rolls it back
+when the file is next opened, so that a point has all of its rows or none.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from steptime.store.files import BUSY, ROOM_HINT, lock, prepare_folder, unwritab
 Row = Mapping[str, Any]
 FILE: Final = "results.sqlite"
 FORM: Final = 0x57E90002
-"""The file's ``application_id``: it is a store, of the second form."""
+"""The file's ``application_id``: a store of the second format."""
 WAIT_S: Final = 60.0
-"""Time to wait for the transaction of another process."""
+"""Longest wait for the transaction of another process."""
 
 
 class Store:
     """A folder of results.
 
     Raises:
-        InputFileError: it has results of the form before SQLite.
+        InputFileError: it has results of the format before SQLite.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -47,7 +47,7 @@ class Store:
             raise InputFileError(str(folder), problem, hint="give another --store, or delete it, and run again")
 
     def prepare(self) -> None:
-        """Makes the store where there is none.
+        """Create the store if it is missing.
 
         Raises:
             InputFileError: it cannot be written.
@@ -57,7 +57,7 @@ class Store:
             pass
 
     def read(self, points: Iterable[str]) -> Iterator[tuple[str, list[dict[str, Any]] | None]]:
-        """Those of some points that the store has, with their rows; None where these are damaged.
+        """Pairs of point and rows for the given points that the store has; rows are None if damaged.
 
         Raises:
             InputFileError: the file cannot be read.
@@ -74,10 +74,9 @@ class Store:
                 yield point, None
 
     def commit(self, rows: Sequence[Row]) -> None:
-        """Adds all rows of some points, which are on disk when this returns.
-
+        """Add all rows of some points; they are on disk on return.
         Raises:
-            InputFileError: they cannot be written; nothing that was there is changed.
+            InputFileError: they cannot be written; the store is unchanged.
         """
         found: dict[str, list[Row]] = {}
         for row in rows:
@@ -90,7 +89,7 @@ class Store:
 
     @contextmanager
     def _transaction(self, begin: str = "begin", mode: str = "rw") -> Iterator[sqlite3.Connection]:
-        """A transaction on a connection of its own, so that no connection is carried into a process that is forked.
+        """A transaction on a connection of its own, so that no forked process inherits a connection.
 
         The journal is SQLite's default, which rolls back. A write-ahead log would be shared memory of one machine: runs
         of two machines on a network file system would damage the file, and a read-only folder could not be read.
@@ -124,7 +123,7 @@ class Store:
 
     @contextmanager
     def claiming(self) -> Iterator[Claims]:
-        """Claims of one run, which end with it."""
+        """Context of one run's claims, which end with it."""
         claims = Claims(self.folder / "claims")
         try:
             yield claims
@@ -133,14 +132,14 @@ class Store:
 
 
 class Claims:
-    """Chunks that this run computes; other runs leave them alone while it lives."""
+    """Chunks that this run computes, locked against other runs while it lives."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held: dict[str, int] = {}
 
     def take(self, name: str) -> bool:
-        """Claims a chunk; False where another run has it.
+        """Claim a chunk; False: another run has it.
 
         Raises:
             InputFileError: the claim cannot be written.
@@ -157,13 +156,13 @@ class Claims:
         return True
 
     def drop(self, name: str) -> None:
-        """Ends a claim."""
+        """End a claim."""
         handle = self._held.pop(name)
         with suppress(OSError):
             (self._folder / name).unlink()
         os.close(handle)
 
     def close(self) -> None:
-        """Ends all claims."""
+        """End all claims."""
         for name in [*self._held]:
             self.drop(name)

@@ -1,4 +1,4 @@
-"""Results of a study read again: tables of points, plans, fronts and terms, by name or by SQL."""
+"""Results of a study as tables of points, plans, fronts and terms, by name or by SQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steptime.study.hardware import PARAMETERS
 from steptime.study.points import forget
 from steptime.study.store import Store
 
-#: Table -> kind of its rows and the columns that it has of them.
+#: Table -> kind of its rows, and their columns.
 _OF_PLANS: Final = tuple(COLUMNS)[tuple(COLUMNS).index("step_time_s") : tuple(COLUMNS).index("quantity")]
 TABLES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "points": ("point", ("status", "message", "candidates", "feasible_candidates", "reasons")),
@@ -45,30 +45,30 @@ LABELS: Final[Mapping[str, str]] = {
     **{parameter.column: "double" for parameter in PARAMETERS.values()},
     "training_samples": "double",
 }
-"""What tells a point from others, with its type in SQL."""
+"""Label of a point -> its SQL type."""
 _TRAINING: Final[Mapping[str, Callable[[Num, Num], Num]]] = {
     "training_days": lambda run_s, gpus: run_s / DAY_S,
     "gpu_hours": lambda run_s, gpus: device_s(run_s, gpus) / HOUR_S,
     "gpu_days": lambda run_s, gpus: device_s(run_s, gpus) / DAY_S,
 }
-"""Amount of a whole run -> what it is of the run's time (s) and its devices."""
+"""Amount of a whole run -> function of the run's time (s) and its devices."""
 _MEMORY: Final = "1GB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What a store has of a study."""
+    """Results of a study in a store."""
 
     study: Study
     store: Store
     have: frozenset[str]
-    """Points whose rows it has."""
+    """Points with rows in the store."""
     damaged: tuple[str, ...]
     """Points whose rows are damaged."""
 
     @property
     def missing(self) -> int:
-        """Points that the store has not."""
+        """Number of points missing in the store."""
         return len({case.point.key for case in self.study.cases} - self.have)
 
     def rows(self, table: str = "plans") -> list[dict[str, Any]]:
@@ -89,10 +89,10 @@ class Results:
         return out
 
     def query(self, sql: str) -> list[dict[str, Any]]:
-        """Rows of a query in DuckDB's SQL over the tables; it can change nothing and read no files.
+        """Rows of a query in DuckDB's SQL over the tables; a query can neither change anything nor read files.
 
         Raises:
-            UserError: DuckDB is missing, or refuses it; the message says why.
+            UserError: DuckDB is missing, or refuses the query; the message says why.
         """
 
         def failed(why: str) -> UserError:
@@ -112,7 +112,7 @@ class Results:
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def export(self, path: str | os.PathLike[str], table: str = "plans") -> int:
-        """Writes a table as CSV, CSV.gz or Parquet, by the ending; the number of its rows.
+        """Write a table as CSV, CSV.gz or Parquet, by the ending; returns the number of rows.
 
         Raises:
             UserError: the ending or the table is unknown, DuckDB, which writes Parquet, is missing, or the file cannot
@@ -128,14 +128,14 @@ class Results:
         return TABLES[table]
 
     def _types(self, table: str) -> dict[str, str]:
-        """Column of a table -> its type in SQL."""
+        """Column of a table -> its SQL type."""
         kind, own = self._known(table)
         trained = [name for each in _TRAINING for name in _three(each)] if kind == "plan" else []
         return {**LABELS, **{name: COLUMNS[name] for name in own}, **dict.fromkeys(trained, "double")}
 
 
 def _three(name: str) -> tuple[str, str, str]:
-    """Columns of an amount and of both ends of its band.
+    """Columns of an amount and of the two ends of its band.
 
     >>> _three("training_days")
     ('training_days', 'training_band_low_days', 'training_band_high_days')
@@ -145,7 +145,7 @@ def _three(name: str) -> tuple[str, str, str]:
 
 
 def _trained(labels: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Num | None]:
-    """Amounts of a whole run from the step of a plan; None where it has no band, or the study no run."""
+    """Amounts of a whole run from the step time of a plan; None without a band, or without a run in the study."""
     samples, batch, gpus = labels["training_samples"], labels["global_batch"], labels["gpus"]
     steps = [row.get(name) for name in ("step_time_s", "step_time_band_low_s", "step_time_band_high_s")]
     whole = [None if samples is None or batch is None or s is None else training_s(s, samples, batch) for s in steps]
@@ -161,7 +161,7 @@ def _cell(value: Any, kind: str) -> Any:
 
 
 def _labels(case: Case) -> dict[str, Any]:
-    """What tells a point of a study from the others."""
+    """Labels of a point of a study."""
     labels = case.point.labels()
     further = {name: labels[name] for name in ("lora", "fix", "limit", "plan") if labels.get(name)}
     labels |= {
@@ -174,7 +174,7 @@ def _labels(case: Case) -> dict[str, Any]:
 
 
 def results(study: Study, store: str | os.PathLike[str] | Store) -> Results:
-    """What a store has of a study; points whose rows are damaged are left out, and named.
+    """Results of a study in a store; damaged points are left out, and named.
 
     Raises:
         UserError: the store is missing or cannot be read.
@@ -189,7 +189,7 @@ def results(study: Study, store: str | os.PathLike[str] | Store) -> Results:
 
 
 def missing_text(found: Results) -> str | None:
-    """A sentence on points that are not there; None where all are."""
+    """A sentence on missing points; None if there are none."""
     if not found.missing:
         return None
     why = f" ({len(found.damaged)} damaged)" if found.damaged else ""

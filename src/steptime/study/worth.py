@@ -1,4 +1,4 @@
-"""Devices that could be bought, and shadow prices, for people."""
+"""Reports of fleets and of shadow prices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def print_fleets(found: Fleets) -> None:
-    """Print what could be bought, best first."""
+    """Print the fleets, best first."""
     out = t.console()
     table = t.grid(
         ["", "devices", "plan", "done in", "effective", "MWh", f"cost, {found.currency}", "exceeds"], left=(1, 2, 7)
@@ -43,7 +43,7 @@ def print_fleets(found: Fleets) -> None:
 
 
 def print_shadows(found: Shadows) -> None:
-    """Print shadow prices, what is worth most first."""
+    """Print shadow prices, highest worth first."""
     out = t.console()
     coin = found.currency
     out.print(t.printable(f"plan: {t.plan_label(found.plan)}"))

@@ -1,1 +1,1 @@
-"""Batches of sequences of unequal lengths: padded, bucketed or packed, and what each costs."""
+"""Batches of sequences of unequal lengths: padded, bucketed or packed, with their costs."""

@@ -1,4 +1,4 @@
-"""Ways to make batches for people."""
+"""Report of ways to make batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steptime.report.estimate import shortfall
 
 
 def print_batches(found: Batches) -> None:
-    """One line for each way: those that are feasible first, of them the most useful tokens a second."""
+    """Print one line for each way: feasible ways first, by useful tokens per second."""
     own, out = found.lengths, t.console()
     text = (
         f"documents of {mean_of(own.shares):,.0f} tokens in the mean, as many pairs of attention as "
@@ -37,7 +37,7 @@ def print_batches(found: Batches) -> None:
 
 
 def _failing(found: Batches) -> dict[str, list[str]]:
-    """Reason -> ways that have it."""
+    """Reason -> ways that are not feasible for it."""
     out: dict[str, list[str]] = {}
     for way in found.ways:
         for name in way.reasons:

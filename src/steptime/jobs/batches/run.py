@@ -1,4 +1,4 @@
-"""What batches of unequal lengths cost: each way to make them, estimated at the lengths that it computes."""
+"""Cost of batches of unequal lengths: each way to make them, estimated at the lengths that it computes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from steptime.options import CHOICES
 from steptime.plan.plans import NAMES
 
 PARTS: Final = 8
-"""Lengths at which a distribution of micro-batches is estimated."""
+"""Number of lengths at which a distribution of micro-batches is estimated."""
 DRAWN: Final = 4096
-"""Documents that are packed to find how full sequences get."""
+"""Number of documents packed to find the fill of sequences."""
 SEQUENCES: Final = 64
-"""Packed sequences of which context ranks are looked at."""
+"""Number of packed sequences for which the load of context ranks is computed."""
 BUCKETS: Final = 4
 
 
@@ -41,11 +41,11 @@ class Way:
     name: str
     what: str
     useful_share: float
-    """Tokens of documents over those that are computed."""
+    """Tokens of documents over computed tokens."""
     attended: float
-    """Length of documents of one length with as many pairs of attention per token."""
+    """Length of equal documents with the same number of attention pairs per token."""
     slowest: float
-    """Step time over that of replicas with equal work."""
+    """Step time over the step time of replicas with equal work."""
     step_time_s: float
     useful_tokens_per_s: float
     context_load: float
@@ -53,19 +53,19 @@ class Way:
     tops: tuple[int, ...]
     """Lengths to which sequences are padded."""
     peak_memory_bytes: float
-    """Of a device, at the longest sequence that comes up."""
+    """Peak of a device, at the longest sequence."""
     reasons: tuple[str, ...]
-    """Why the estimates of its lengths are not feasible."""
+    """Reasons why estimates at some lengths are not feasible."""
 
     @property
     def feasible(self) -> bool:
-        """Whether each length fits and is legal."""
+        """True if every length fits and is legal."""
         return not self.reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Ways to make batches of one distribution of lengths: those that are feasible first, of them the fastest."""
+    """Ways to make batches of one distribution of lengths: feasible ways first, the fastest first."""
 
     lengths: Lengths
     ways: tuple[Way, ...]
@@ -111,16 +111,16 @@ def batches(
     seq: int | None = None,
     **settings: Any,
 ) -> Batches:
-    """Padding, bucketing and packing of sequences of unequal lengths, each as the job that it makes.
+    """Compare padding, bucketing and packing of sequences of unequal lengths, each by estimates of its lengths.
 
     Args:
         model: catalogue name, ``config.json`` or TOML file.
         cluster: name or file.
         lengths: distribution of the documents: ``lognormal:MEAN,SIGMA``, ``LENGTH=SHARE,...`` or a file.
-        buckets: lengths to which sequences are padded under ``bucket``.
-        plan: as of an estimate.
+        buckets: number of lengths to which ``bucket`` pads sequences.
+        plan: plan of an estimate.
         seq: tokens of the longest sequence, at which documents are cut.
-        settings: of an estimate: ``gpus``, ``global_batch`` (sequences of a step), ``framework``, ...
+        settings: settings of an estimate: ``gpus``, ``global_batch`` (sequences of a step), ``framework``, ...
 
     Raises:
         UserError: the distribution or the job is wrong.
@@ -177,7 +177,7 @@ At = Callable[..., Estimate]
 
 
 def _padded(given: Lengths, job: _Job, at: At, buckets: int) -> list[Way]:
-    """Padded to the longest sequence, to the longest of a micro-batch, to the top of a bucket."""
+    """Ways that pad to the longest sequence, to the longest of a micro-batch, or to the top of a bucket."""
     from steptime.rewrite.buckets import best_buckets
 
     by_length: dict[int, float] = {}
@@ -226,13 +226,13 @@ def _way(name: str, what: str, given: Lengths, job: _Job, at: At, computed: Shar
 
 
 def _needs(estimates: Sequence[Estimate]) -> tuple[float, tuple[str, ...]]:
-    """Memory of the fullest device, and every reason why one of them is not feasible."""
+    """Largest peak memory of the estimates, and all reasons why one is not feasible."""
     found = {name for one in estimates for name in one.reasons}
     return max(one.peak_memory_bytes for one in estimates), tuple(name for name in NAMES if name in found)
 
 
 def _packed(given: Lengths, job: _Job, at: At) -> list[Way]:
-    """Several documents in a sequence, that see each other or do not."""
+    """Ways that pack several documents into a sequence, with attention between documents or without."""
     bins = packed(given.drawn(DRAWN), given.longest)
     bins = bins[:-1] or bins  # the last one waits for documents that were not drawn
     fill = sum(map(sum, bins)) / (len(bins) * given.longest)
@@ -268,7 +268,7 @@ def _packed(given: Lengths, job: _Job, at: At) -> list[Way]:
 
 
 def _round(length: float, longest: int) -> int:
-    """A length that all tensor and context ranks can share: the next multiple of 128, or the longest."""
+    """A length that tensor and context ranks can divide: the next multiple of 128, at most the longest."""
     return min(max(ceil(length / 128) * 128, 128), longest)
 
 
@@ -280,7 +280,7 @@ def _to_tops(shares: Shares, tops: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def _coarse(shares: Shares, parts: int) -> list[tuple[float, float]]:
-    """The distribution in a number of parts of equal share, each at its mean."""
+    """The distribution in parts of equal share, each at its mean."""
     out: list[tuple[float, float]] = []
     weight = total = 0.0
     for n, (length, share) in enumerate(shares):

@@ -1,4 +1,4 @@
-"""Lengths of sequences: from a file or by name, drawn, packed."""
+"""Distributions of sequence lengths: from a file or by name, drawn, packed."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ MAX_BYTES: Final = 1 << 24
 MOST_LENGTHS: Final = 100_000
 LONGEST: Final = 10**7
 POINTS: Final = 512
-"""Lengths by which a log-normal distribution is told."""
+"""Number of lengths that represent a log-normal distribution."""
 FILES: Final = (".csv", ".json")
 USAGE: Final = "lognormal:MEAN,SIGMA, LENGTH=SHARE,..., or a .csv or .json with lengths and counts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Tokens of documents as they come, cut at the longest sequence."""
+    """Distribution of tokens of documents, cut at the longest sequence."""
 
     name: str
     shares: tuple[tuple[float, float], ...]
     """Length and share of the documents, in rising order."""
     longest: int
     cut_share: float
-    """Tokens beyond the longest sequence over all."""
+    """Tokens beyond the longest sequence over all tokens."""
     written: float = 1.0
-    """What shares add up to as they are written; 1 for counts, which are whole numbers."""
+    """Sum of the given shares; 1 for counts, which are whole numbers."""
 
     def drawn(self, count: int, seed: int = 0) -> Array:
-        """Lengths of a number of documents."""
+        """Lengths of ``count`` random documents."""
         values, weights = (np.array(column) for column in zip(*self.shares, strict=True))
         return np.random.default_rng(seed).choice(values, size=count, p=weights / weights.sum())
 
@@ -48,7 +48,7 @@ def lengths_of(text: str, longest: int) -> Lengths:
     """A distribution of lengths, cut at the tokens of a sequence.
 
     Raises:
-        UserError: it is written otherwise, a number is out of range, or the file is no histogram.
+        UserError: the notation is unknown, a number is out of range, or the file is no histogram.
     """
     counts = _counts(text)
     whole = fsum(counts.values())
@@ -131,7 +131,7 @@ def _number(text: str) -> float:
 
 
 def packed(lengths: Array, capacity: int) -> list[list[float]]:
-    """Documents in sequences: the longest first, each into the first sequence that has room.
+    """Pack documents into sequences: longest first, each into the first sequence that has room (first-fit decreasing).
 
     >>> packed(np.array([6.0, 5.0, 4.0, 3.0]), 10)
     [[6.0, 4.0], [5.0, 3.0]]
@@ -151,7 +151,7 @@ def packed(lengths: Array, capacity: int) -> list[list[float]]:
 def context_load(documents: Sequence[float], ranks: int, *, zigzag: bool = True) -> float:
     """Attention of the fullest context rank over the mean, in one sequence of causal documents.
 
-    Ranks have two pieces of the sequence each, one from either end (``zigzag``), or one in a row.
+    Each rank has two pieces of the sequence, one from either end (``zigzag``), or one contiguous piece.
 
     >>> context_load([8.0], 2), round(context_load([8.0], 2, zigzag=False), 3)
     (1.0, 1.444)

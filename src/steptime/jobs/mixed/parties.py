@@ -15,13 +15,13 @@ from steptime.store.files import parse_toml, read_text
 
 MAX_BYTES: Final = 1 << 20
 MOST: Final = 4
-"""Groups of a job."""
+"""Most groups of a job."""
 EXAMPLE: Final = '[groups.new]\n  cluster = "dgx-h100"\n  gpus = 64\n  [link]\n  bandwidth = "12.5 GB/s"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Party:
-    """Devices of one kind at one site; equal to itself alone, so that what is known of it can be kept."""
+    """Devices of one kind at one site; compared by identity, so that it can be the key of a cache."""
 
     name: str
     cluster: Cluster
@@ -30,7 +30,7 @@ class Party:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parties:
-    """The groups of a job in the order of the file, and what joins them."""
+    """The groups of a job in the order of the file, and the link between them."""
 
     title: str
     groups: tuple[Party, ...]
@@ -71,8 +71,8 @@ def read_parties(path: str | Path) -> Parties:
     """The groups of a file.
 
     Raises:
-        UserError: the file is missing or no TOML, a key is unknown, a cluster is, fewer than two groups, no link, or a
-            bandwidth that is none.
+        UserError: the file is missing or no TOML, a key or a cluster is unknown, there are fewer than two groups or no
+            link, or the bandwidth is invalid.
     """
     where = str(path)
     table = parse_toml(read_text(Path(path), MAX_BYTES, "a file of groups"), where)
@@ -94,7 +94,7 @@ def read_parties(path: str | Path) -> Parties:
 
 
 def _near(cluster: str, path: Path) -> str:
-    """A path inside the file is relative to it."""
+    """A cluster file's path, relative to the file of groups unless absolute."""
     own = path.parent / cluster
     return str(own) if cluster.endswith(".toml") and not Path(cluster).is_absolute() else cluster
 

@@ -1,4 +1,4 @@
-"""Plans over several groups for people."""
+"""Report of plans over several groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptime.report import text as t
 
 
 def print_mixed(found: Mixed) -> None:
-    """The plans, fastest first, and of each what every group does and how long it waits."""
+    """Print the plans, fastest first, with the work and the wait of every group."""
     out = t.console()
     out.print(t.printable(found.parties.title), style="bold")
     for plan in found.plans:
@@ -47,7 +47,7 @@ def _plan(plan: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 
 def _runs(layers: list[int]) -> str:
-    """Layers of stages, equal ones together.
+    """Layers of stages as text, with equal consecutive stages counted.
 
     >>> _runs([5, 6, 6, 4])
     '5, 2 x 6, 4 layers'

@@ -1,4 +1,4 @@
-"""A job over several groups of devices: both ways to divide it, which group is the slower, and who waits."""
+"""Plans for a job over several groups of devices: two ways to divide it, the slower group, and the waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGES, DATA = "stages", "data"
 WAYS: Final = {STAGES: "one pipeline over all groups", DATA: "whole replicas in each group"}
 BOTH: Final = "both"
 GRAIN: Final = 64
-"""Parts into which the batch is divided between groups."""
+"""Number of parts into which the batch is divided between groups."""
 FIXED: Final = ("tp", "dp", "pp", "micro_batch", "recompute")
 
 
@@ -34,9 +34,9 @@ class Mixed:
 
     parties: Parties
     plans: tuple[Mapping[str, Any], ...]
-    """Each has ``way``, ``step_time_s``, what each group does and waits, and the slower of them."""
+    """Plans with ``way``, ``step_time_s``, work and wait of each group, and the slower group."""
     alone: Mapping[str, float]
-    """Step time of the best plan of each group without the others; infinite where it has none."""
+    """Step time of the best plan of each group by itself; infinite: it has none."""
     tried: int
     notes: tuple[str, ...] = field(default=())
 
@@ -65,11 +65,11 @@ def mixed(
     """Plans of a job over the groups of devices of a file.
 
     Args:
-        model: as for a search.
+        model: catalogue name, ``config.json`` or TOML file.
         cluster: file of groups (:mod:`steptime.jobs.mixed.parties`).
         global_batch: sequences of a step.
         way: ``stages`` (one pipeline, unequal stages), ``data`` (unequal shares of the batch), or ``both``.
-        fix: degrees that all groups have: ``tp dp pp micro_batch recompute``.
+        fix: degrees common to all groups: ``tp dp pp micro_batch recompute``.
         top: pipelines to return, in addition to the best shares of the batch.
         options: ``seq dtype optimizer framework`` of the job.
 
@@ -150,14 +150,13 @@ def _best(job: Job, fixed: tuple[tuple[str, Any], ...], party: Party, batch: int
 
 
 def _searched(job: Job, fixed: Mapping[str, Any], party: Party, batch: int) -> tuple[float, Any]:
-    """Time and plan of the fastest plan of a group with a share of the batch."""
+    """Step time and fastest plan of a group for a share of the batch."""
     return _best(job, tuple(sorted(fixed.items())), party, batch)
 
 
 def exchange_s(setting: Setting, parties: Parties) -> float:
-    """Sum of the gradients of all groups over the link between them, with nothing to overlap with.
-
-    Each group has summed its own before; the sums travel once round the groups and back.
+    """Time of the all-reduce of gradients over the link between the groups, without overlap (s).
+    Each group has summed its own gradients before; the sums travel once around the ring of groups and back.
     """
     size_bytes = parameter_terms(setting.job.model).total * setting.job.gradient_bytes
     ranks = len(parties.groups)
@@ -165,7 +164,7 @@ def exchange_s(setting: Setting, parties: Parties) -> float:
 
 
 def _of_data(job: Job, parties: Parties, fixed: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """The best shares of the batch as plain data, and how many were searched."""
+    """The best shares of the batch as plain data, and the number of searches."""
     unit = max(job.global_batch // GRAIN, 1)
     while job.global_batch % unit:
         unit -= 1
@@ -203,7 +202,7 @@ def _time_of(job: Job, fixed: Mapping[str, Any], party: Party, unit: int) -> Any
 
 
 def _even(job: Job, fixed: Mapping[str, Any], groups: Sequence[Party], unit: int) -> float:
-    """The slowest group where each device has as many sequences."""
+    """Step time of the slowest group if each device has the same number of sequences."""
     devices = sum(party.gpus for party in groups)
     shares = [max(round(job.global_batch * party.gpus / devices / unit), 1) * unit for party in groups[:-1]]
     shares.append(job.global_batch - sum(shares))

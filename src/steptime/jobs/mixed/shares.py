@@ -1,4 +1,4 @@
-"""Unequal shares of the batch: each group has whole replicas with a plan of its own, and a share that it can do."""
+"""Unequal shares of the batch: each group has whole replicas, a plan of its own, and a share to match its speed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from functools import lru_cache
 from math import gcd, inf
 
 Time = Callable[[int], float]
-"""Time of a step of a group with a number of parts, which more of them do not make shorter."""
+"""Step time of a group as a function of its number of parts; it does not fall with more parts."""
 Shares = tuple[int, ...]
 
 
 def best_shares(times: Sequence[Time], units: Sequence[int], batch: int) -> tuple[Shares, float]:
-    r"""Parts of each group, so that the slowest of them is the fastest.
+    r"""Parts of each group that minimise the time of the slowest group.
 
     $$\min_n \max_g t_g(n_g) \quad\text{with}\quad \sum_g u_g n_g = B,\quad n_g \ge 1$$
 
-    Of two groups one takes no less with more parts, and the other no more: the best share is next to where they cross,
-    which bisection finds. Of several, each share of the first is tried with the best of the others.
+    With more parts in the first of two groups, its time does not fall and the other's does not rise: the best share is
+    next to their crossing, which bisection finds. With more groups, each share of the first is tried with the best
+    shares of the others.
 
     Args:
         times: seconds of each group by its number of parts.
@@ -25,7 +26,7 @@ def best_shares(times: Sequence[Time], units: Sequence[int], batch: int) -> tupl
         batch: sequences of a step.
 
     Returns:
-        Parts of each, and the time of the slowest; infinite where no shares add up to the batch.
+        Parts of each group, and the time of the slowest; infinite if no shares add up to the batch.
 
     >>> best_shares([lambda n: 1.0 * n, lambda n: 3.0 * n], [1, 1], 8), best_shares([float, float], [2, 4], 7)
     (((6, 2), 6.0), ((), inf))
@@ -51,7 +52,7 @@ def best_shares(times: Sequence[Time], units: Sequence[int], batch: int) -> tupl
 
 
 def _next_to_crossing(ordered: Sequence[int], rises: Callable[[int], float]) -> Sequence[int]:
-    """The last place at which something that does not fall is below 0, and the first at which it is not."""
+    """The last element at which a non-decreasing function is negative, and the first at which it is not."""
     low, high = 0, len(ordered)
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""One pipeline over several groups: each has some of the stages, with layers in proportion to what its devices do."""
+"""One pipeline over several groups: each group has some of the stages, with layers to match its devices' speed."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from steptime.simulation.stages import ModelItems, items_of
 from steptime.simulation.times import once_of
 
 DEEPEST: Final = 64
-"""Stages of a pipeline that is tried."""
+"""Most stages of a pipeline."""
 WIDEST: Final = 8
 PLAYED: Final = 12
-"""Plans whose step is played, of those that are best by their slowest stage."""
+"""Number of plans whose step is simulated: the best by their slowest stage."""
 MICRO_BATCHES: Final = (1, 2, 4, 8)
 RECOMPUTE: Final = ("none", "full")
 MOST_MICRO_BATCHES: Final = 1024
-"""More of them are not played one by one: each of the others takes what the last of them does."""
+"""Most micro-batches that are simulated; each further one takes as long as the last of them."""
 
 
 class Cut(NamedTuple):
-    """How the devices of a pipeline are used; groups in the order of the pipeline."""
+    """Division of the devices of a pipeline; groups in the order of the pipeline."""
 
     groups: tuple[int, ...]
     tp: tuple[int, ...]
@@ -49,7 +49,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A pipeline with its layers split, and what it takes."""
+    """A pipeline with its layers split, its times and its memory."""
 
     cut: Cut
     counts: tuple[int, ...]
@@ -59,18 +59,18 @@ class Staged:
     step_s: float
     pipeline_s: float
     link_s: float
-    """A message between two groups."""
+    """Seconds of a message between two groups."""
     stage_s: tuple[float, ...]
-    """Passes of one micro-batch, by stage."""
+    """Seconds of the passes of one micro-batch, by stage."""
     busy_s: tuple[float, ...]
-    """Passes of a step, by group."""
+    """Seconds of the passes of a step, by group."""
     fits: bool
     memory_bytes: tuple[float, ...]
-    """By stage."""
+    """Memory of a device, by stage."""
 
 
 class Job(NamedTuple):
-    """What is trained, as :func:`steptime.api.calls.asked_plan` takes it."""
+    """The trained job, as :func:`steptime.api.calls.asked_plan` takes it."""
 
     model: str
     global_batch: int
@@ -81,7 +81,7 @@ class Job(NamedTuple):
 def _evaluated(
     job: Job, party: Party, tp: int, dp: int, stages: int, micro_batch: int, recompute: str
 ) -> tuple[Evaluation, ModelItems] | None:
-    """A group as if it had the whole model, and the parts of the model on it; None where a rule forbids it."""
+    """Evaluation of a group as if it had the whole model, and the model's items on it; None if a rule forbids it."""
     plan = {"tp": tp, "dp": dp, "pp": stages, "micro_batch": micro_batch, "recompute": recompute}
     try:
         asked = asked_plan(
@@ -101,7 +101,7 @@ def _evaluated(
 
 
 def cuts_of(parties: Parties, global_batch: int, fixed: Mapping[str, Any]) -> Iterator[Cut]:
-    """Every use of the devices that is tried: all of them, with the same replicas in each group."""
+    """All cuts to try: they use all devices, with the same replicas in each group."""
     groups = parties.groups
     replicas = [dp for dp in divisors(int(np.gcd.reduce([g.gpus for g in groups]))) if dp <= global_batch]
     for dp in replicas:
@@ -134,13 +134,13 @@ def _keeps(cut: Cut, fixed: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Laid:
-    """A cut with what its ranks take of each item."""
+    """A cut with the times and memory of each item on its ranks."""
 
     cut: Cut
     parties: tuple[Party, ...]
-    """Of each stage."""
+    """Group of each stage."""
     found: tuple[tuple[Evaluation, ModelItems], ...]
-    """Of each stage."""
+    """Evaluation and items of each stage."""
     items: Items
     ranks: Ranks
     task: SplitTask
@@ -183,13 +183,13 @@ def _laid(job: Job, parties: Parties, cut: Cut) -> _Laid | None:
 
 
 def link_s(parties: Parties, e: Evaluation) -> float:
-    """A message of one micro-batch from all ranks of a stage to those of another group."""
+    """Seconds of a message of one micro-batch from all ranks of a stage to a stage of another group."""
     senders = float(e.plans.dp * (e.plans.tp if e.plans.sp else 1))
     return parties.latency_s + senders * float(e.sizes.boundary_bytes) / parties.link_Bps
 
 
 def _message_s(parties: Parties, laid: _Laid) -> Array:
-    """Messages by sender and receiver."""
+    """Seconds of messages by sender and receiver."""
     depth = len(laid.parties)
     out = np.zeros((depth, depth))
     for rank in range(depth - 1):
@@ -201,7 +201,7 @@ def _message_s(parties: Parties, laid: _Laid) -> Array:
 
 
 def staged(job: Job, parties: Parties, laid: _Laid, counts: Sequence[int]) -> Staged:
-    """The step of a cut with a split of its items, played as 1F1B."""
+    """Simulated step of a cut with a split of its items, under 1F1B."""
     ends = np.cumsum(counts)
     starts, depth = ends - np.asarray(counts), len(counts)
 
@@ -244,12 +244,12 @@ def staged(job: Job, parties: Parties, laid: _Laid, counts: Sequence[int]) -> St
 
 
 def _more(e: Evaluation, layers: int) -> float:
-    """Layers of a stage over those of the estimate, in proportion to which what a step has once grows."""
+    """Layers of a stage over the estimate's; times that occur once per step grow in proportion."""
     return layers / max(float(e.inputs.first_layers), 1.0)
 
 
 def _span_s(depth: int, micro_batches: int, durations: Durations, *, overlap: bool) -> float:
-    """From the first pass to the last."""
+    """Longest time of a rank from its first pass to its last."""
     if depth == 1:
         total = durations.forward_s + durations.input_gradient_s + durations.weight_gradient_s
         return float(np.asarray(total)[0]) * micro_batches
@@ -259,7 +259,7 @@ def _span_s(depth: int, micro_batches: int, durations: Durations, *, overlap: bo
 
 
 def even_split(job: Job, parties: Parties, cut: Cut) -> Staged | None:
-    """A cut with as many layers in each stage, whatever its devices."""
+    """A cut with equal numbers of items in all stages, whatever the devices."""
     laid = _laid(job, parties, cut)
     if laid is None:
         return None
@@ -267,7 +267,7 @@ def even_split(job: Job, parties: Parties, cut: Cut) -> Staged | None:
 
 
 def best_staged(job: Job, parties: Parties, fixed: Mapping[str, Any], top: int) -> tuple[list[Staged], int]:
-    """Pipelines over all groups, fastest first, each with its exact best split; and how many cuts were tried."""
+    """Pipelines over all groups, fastest first, each with its exact best split; and the number of tried cuts."""
     rated: list[tuple[float, int, _Laid, tuple[int, ...]]] = []
     tried = 0
     for cut in cuts_of(parties, job.global_batch, fixed):

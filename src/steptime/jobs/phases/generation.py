@@ -1,4 +1,4 @@
-"""Responses by a roofline: how many sequences at once, how long each token takes."""
+"""Roofline of the generation of responses: concurrent sequences, and time per token."""
 
 from __future__ import annotations
 
@@ -14,48 +14,49 @@ from steptime.model import ModelSpec, active_parameter_terms, parameter_terms
 from steptime.simulation.collectives.times import collective
 
 ELEMENT_BYTES: Final = 2.0
-"""Of weights and of the cache: bf16."""
+"""Bytes of an element of weights and of the cache: bf16."""
 USED: Final = 0.9
-"""Part of the memory that generation may fill, as serving software has it by default."""
+"""Part of the memory that generation may fill, the default of serving software."""
 RATES: Final = ("bf16", "fp16", "fp32")
-"""Of these the first that a device has is the rate of products."""
+"""Dtypes in order of preference for the rate of products."""
 STARTS_PER_LAYER: Final = 2
-"""All-reduces of a layer."""
+"""All-reduces per layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
-    """What is generated in a step."""
+    """Responses to generate in a step."""
 
     sequences: int
     prompt: int
-    """Tokens of a prompt; below of a response."""
+    """Tokens of a prompt."""
     response: int
+    """Tokens of a response."""
     at_once: int | None = None
     """Sequences of an engine at once; None: as many as fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Which sequences run at once, and the memory that they take."""
+    """Concurrent sequences and their memory."""
 
     engines: int
     held: int
     """Sequences of an engine that free memory holds; 0: none."""
     at_once: int
-    """Sequences of an engine that run at once, one at least."""
+    """Sequences of an engine that run at once, at least one."""
     waves: int
     token_bytes: float
-    """Of a device, in the cache."""
+    """Bytes of a token in the cache of a device."""
     cache_bytes: float
-    """Of a device, at the end of a wave."""
+    """Cache of a device at the end of a wave."""
     weight_bytes: float
-    """Of a device: a copy next to that of training."""
+    """Weights on a device: a copy in addition to the trained ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """How responses come about."""
+    """Time and memory of the generation of responses."""
 
     tp: int
     """Devices that generate the same sequences."""
@@ -63,18 +64,18 @@ class Generation:
     at_once: int
     """Sequences of an engine at once."""
     held: int
-    """Sequences of an engine that free memory holds; where they are fewer than run at once, it does not fit."""
+    """Sequences of an engine that free memory holds; fewer than ``at_once``: generation does not fit."""
     waves: int
     step_s: float
     exchange_s: float
     prefill_s: float
     total_s: float
     cache_bytes: float
-    """Of a device, at the end of a wave."""
+    """Cache of a device at the end of a wave."""
     weight_bytes: float
-    """Of a device: a copy next to that of training."""
+    """Weights on a device: a copy in addition to the trained ones."""
     tokens_per_s: float
-    """Of all devices."""
+    """Tokens per second of all devices."""
 
     def to_json(self) -> Mapping[str, Any]:
         """Plain data."""
@@ -82,19 +83,19 @@ class Generation:
 
 
 def kv_width(model: ModelSpec) -> int:
-    """Elements that a token leaves in the cache of a layer."""
+    """Elements of a token in the cache of a layer."""
     if model.latent is not None:
         return model.latent.kv_lora_rank + model.latent.qk_rope_head_dim
     return 2 * model.kv_heads * model.head_dim
 
 
 def _main(model: ModelSpec) -> ModelSpec:
-    """The model without layers that predict further tokens: engines load them for speculative decoding only."""
+    """The model without multi-token-prediction layers: engines load them for speculative decoding only."""
     return replace(model, mtp_depth=0)
 
 
 def room_of(model: ModelSpec, asked: Responses, *, gpus: int, tp: int, free_bytes: float) -> Room:
-    """Sequences at once and their memory; arguments as of :func:`generation_of`.
+    """Concurrent sequences and their memory; arguments as in :func:`generation_of`.
 
     Raises:
         UserError: the devices are no multiple of an engine's.
@@ -122,7 +123,7 @@ def room_of(model: ModelSpec, asked: Responses, *, gpus: int, tp: int, free_byte
 def generation_of(
     model: ModelSpec, cluster: str, asked: Responses, *, gpus: int, tp: int, free_bytes: float
 ) -> Generation:
-    """All responses of a step on all devices.
+    """Generation of all responses of a step on all devices.
 
     Args:
         model: the policy.

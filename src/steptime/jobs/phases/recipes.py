@@ -1,4 +1,4 @@
-"""Recipes as rows: which models pass over which sequences, in what order."""
+"""Table of recipes: the passes of models over sequences, in order."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Phase:
     name: str
     role: str
     kind: str
-    """Generation, a forward pass, or forward, backward and update."""
+    """:data:`GENERATE`; :data:`FORWARD`: a forward pass; :data:`TRAIN`: forward, backward and update."""
     share: float = 1.0
-    """Sequences that pass over those of the step."""
+    """Sequences of the phase over sequences of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +28,14 @@ class Recipe:
     title: str
     phases: tuple[Phase, ...]
     samples: int
-    """Sequences of a prompt, unless the user says otherwise."""
+    """Default number of sequences per prompt."""
     fixed: bool
-    """The user cannot say otherwise."""
+    """True: the user cannot change ``samples``."""
     source: str
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Models that it has, the trained ones among them."""
+        """Roles of all models of the recipe."""
         return tuple(dict.fromkeys(phase.role for phase in self.phases))
 
 
@@ -97,4 +97,4 @@ RECIPES: Final = {
 """Name -> recipe."""
 
 LOGITS_OF_RESPONSES: Final = {"grpo": ("trl", "ms-swift")}
-"""Recipe -> software whose trainer makes logits of the tokens of responses alone (`logits_to_keep` of GRPOTrainer)."""
+"""Recipe -> software whose trainer computes logits of response tokens only (`logits_to_keep` of GRPOTrainer)."""

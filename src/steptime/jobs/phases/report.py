@@ -1,4 +1,4 @@
-"""Steps of preference and reinforcement learning for people."""
+"""Report of a step of preference or reinforcement learning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steptime.report.estimate import shortfall
 
 
 def print_rl(found: RlStep) -> None:
-    """One line for each phase, then memory and how responses come about."""
+    """Print one line for each phase, then memory and generation."""
     out = t.console()
     out.print(t.printable(f"{found.recipe}: {found.title}"), style="bold")
     low, high = (t.seconds(each) for each in found.bracket_s)
@@ -46,7 +46,7 @@ def print_rl(found: RlStep) -> None:
 
 
 def _warnings(found: RlStep) -> list[str]:
-    """Why the step is not feasible, and what its time takes for granted nevertheless."""
+    """Lines on why the step is not feasible, and warnings about its time."""
     out = []
     for name in found.reasons:
         where = ", ".join(phase.name for phase in found.phases if name in phase.reasons)

@@ -1,4 +1,4 @@
-"""A step of preference or reinforcement learning: phases of several models, one after the other on all devices."""
+"""A step of preference or reinforcement learning: phases of several models, in sequence on all devices."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ HELD: Final = (
     "frozen_weights",
     "frozen_experts_weights",
 )
-"""First names of terms of memory that stay from step to step."""
+"""Heads of memory terms that persist from step to step."""
 MAX_COUNT: Final = 10**7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """A phase with what it takes."""
+    """A phase with its time and memory."""
 
     name: str
     role: str
@@ -60,9 +60,9 @@ class Timed:
     sequences: float
     time_s: float
     peak_bytes: float
-    """Of a device, all models that it holds included."""
+    """Peak of a device, including all models that it holds."""
     reasons: tuple[str, ...]
-    """Why the phase is not feasible: it does not fit, or its estimate breaks a rule."""
+    """Reasons why the phase is not feasible: it does not fit, or its estimate breaks a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +85,18 @@ class RlStep:
 
     @property
     def peak_bytes(self) -> float:
-        """Of the phase that needs most."""
+        """Largest peak of the phases."""
         return max(phase.peak_bytes for phase in self.phases)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Those of all phases."""
+        """Reasons of all phases."""
         found = {name for phase in self.phases for name in phase.reasons}
         return tuple(name for name in NAMES if name in found)
 
     @property
     def feasible(self) -> bool:
-        """Whether every phase fits and is legal."""
+        """True if every phase fits and is legal."""
         return not self.reasons
 
     def to_json(self) -> dict[str, Any]:
@@ -119,20 +119,20 @@ class RlStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user says beyond the job."""
+    """Options of the user in addition to the job."""
 
     prompts: int = 64
     samples: int | None = None
     prompt_len: int = 512
     response_len: int = 512
     models: Mapping[str, str] | None = None
-    """Role -> model, ``same`` as the policy, ``rule`` (a reward that costs nothing) or ``none``."""
+    """Role -> model, ``same`` (the policy's), ``rule`` (a reward without cost) or ``none``."""
     epochs: int = 1
     updates: int = 1
-    """Optimiser steps of an epoch."""
+    """Optimiser steps per epoch."""
     offload_frozen: bool = False
     fused_loss: bool = False
-    """Log-probabilities are made in pieces with the head (Liger) where the software fuses a loss at all."""
+    """True: log-probabilities are computed in chunks with the head (Liger), if the software has a fused loss."""
     generation_s: float | None = None
     generation_tp: int | None = None
     at_once: int | None = None
@@ -150,9 +150,9 @@ def rl_step(
 ) -> RlStep:
     r"""Time and memory of a step of preference or reinforcement learning.
 
-    The phases of :data:`steptime.jobs.phases.recipes.RECIPES` run one after the other on all devices. A training phase
-    is an estimate of its model; a forward pass is the forward part of such an estimate; generation is a roofline, or a
-    time that is given.
+    The phases of :data:`steptime.jobs.phases.recipes.RECIPES` run in sequence on all devices. A training phase is an
+    estimate of its model; a forward pass is the forward part of such an estimate; generation is a roofline, or a
+    given time.
 
     Args:
         recipe: ``dpo``, ``orpo``, ``simpo``, ``kto``, ``ppo`` or ``grpo``.
@@ -160,8 +160,8 @@ def rl_step(
         cluster: name or file.
         gpus: devices.
         options: prompts, lengths, the other models.
-        plan: how the policy is trained; the other models run under the same degrees.
-        settings: of an estimate: ``dtype``, ``optimizer``, ``framework``, ``lora``, ...
+        plan: plan of the policy; the other models run under the same degrees.
+        settings: settings of an estimate: ``dtype``, ``optimizer``, ``framework``, ``lora``, ...
 
     Raises:
         UserError: a name is unknown, a number is out of range, or an estimate refuses the job.
@@ -182,7 +182,7 @@ def rl_step(
 
 @dataclass
 class _Run:
-    """One step in the making."""
+    """Computation of one step."""
 
     recipe: str
     row: Recipe
@@ -206,7 +206,7 @@ class _Run:
             )
         phases = [phase for phase in self.row.phases if self._model_of(phase.role) not in (RULE, NONE)]
         self.estimates = {key: self._estimate(*key) for key in dict.fromkeys(map(self._key, phases))}
-        # Of a model that scores and is trained, the training comes last and says what is held.
+        # If a model scores and is trained, the training phase comes last and determines the held memory.
         held = {phase.role: self._held(phase) for phase in phases}
         self.generation: Generation | None = None
         timed = [self._timed(phase, held) for phase in phases]
@@ -260,11 +260,11 @@ class _Run:
         return self.options.epochs * self.options.updates
 
     def _key(self, phase: Phase) -> tuple[str, int]:
-        """Model of a phase, and the sequences that it takes at once: all of them to score, those of an update else."""
+        """Role and number of sequences of a phase: all of the step for scoring, one update's for training."""
         return phase.role, self.sequences // (1 if phase.kind == FORWARD else self.options.updates)
 
     def _estimate(self, role: str, sequences: int) -> Estimate:
-        """Training of a model on a number of sequences; a forward pass without gradients is part of it."""
+        """Estimate of a training step of a model; a forward pass without gradients is a part of it."""
         settings = {**self.settings} if role == POLICY else {k: v for k, v in self.settings.items() if k != "lora"}
         asked = asked_plan(
             self._model_of(role),
@@ -279,7 +279,7 @@ class _Run:
         return estimate_plan(setting, asked.strategy, asked.plans, explain=True)
 
     def _of_trainer(self, job: Job) -> Job:
-        """The job with the loss of the recipe's trainer, in place of the supervised one."""
+        """The job with the loss of the recipe's trainer in place of the supervised loss."""
         if job.memory.name in LOGITS_OF_RESPONSES.get(self.recipe, ()):
             job = replace(job, answered_share=self.options.response_len / self.seq_len)
         memory = job.memory if self.options.fused_loss else log_probabilities_of(job.memory)
@@ -290,7 +290,7 @@ class _Run:
         return any(phase.role == role and phase.kind == TRAIN for phase in self.row.phases)
 
     def _held(self, phase: Phase) -> float:
-        """Bytes of a device that the model of a phase keeps from phase to phase."""
+        """Bytes of a device that the model of a phase holds throughout the step."""
         memory = self.estimates[self._key(phase)].memory
         kept = HELD if self._trained(phase.role) else ("weights", "expert_weights")
         return sum(size for path, size in memory.items() if path.partition("/")[0] in kept)
@@ -319,12 +319,12 @@ class _Run:
         )
 
     def _resident(self, phase: Phase, held: Mapping[str, float]) -> float:
-        """What the models hold in a phase; frozen ones are on the host in others where they are offloaded."""
+        """Bytes that all models hold during a phase; offloaded frozen models hold none in other models' phases."""
         away = self.options.offload_frozen
         return sum(size for role, size in held.items() if role == phase.role or self._trained(role) or not away)
 
     def _generate(self, policy: Estimate, resident: float) -> tuple[float, float]:
-        """Time and memory; a time that is given leaves the memory as it is."""
+        """Time and memory of generation; a given time does not change the memory."""
         given, model = self.options, load_model(self.policy)
         tp, free = given.generation_tp or int(policy.plan.get("tp", 1)), policy.memory_capacity_bytes - resident
         asked = Responses(
@@ -355,7 +355,7 @@ class _Run:
 
 
 def forward_s(time: Terms) -> float:
-    """Time of the forward pass alone: its rows, gathered weights, messages between stages, its part of the bubble."""
+    """Time of a forward pass: its rows, gathers of weights, messages between stages, its part of the bubble."""
     forward = sum(s for path, s in time.items() if "forward" in path.split("/"))
     backward = sum(s for path, s in time.items() if {"backward", "recompute"} & set(path.split("/")))
     bubble = sum(s for path, s in time.items() if path.startswith("bubble/"))
@@ -365,7 +365,7 @@ def forward_s(time: Terms) -> float:
 
 
 def forward_bytes(found: Estimate) -> float:
-    """What a forward pass without gradients needs next to the weights: one layer's activations, the largest tensors."""
+    """Memory of a forward pass without gradients besides weights: activations of a layer, the largest tensors."""
     layers = max(float(found.plan["stage_layers"]["first"]), 1.0) if "stage_layers" in found.plan else 1.0
     kept = sum(size for path, size in found.memory.items() if path.startswith("activations/"))
     working = sum(size for path, size in found.memory.items() if path.startswith(("working/", "buffers/")))

@@ -1,1 +1,1 @@
-"""Commands of studies: many jobs of one file, which devices to buy, what one more of something is worth."""
+"""Commands of studies: many jobs of one file, devices to buy, shadow prices."""

@@ -1,4 +1,4 @@
-"""``steptime study``: run a study file, look at its results, ask them in SQL, write them as a table."""
+"""``steptime study``: run a study file, show its results, query them in SQL, export them as a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Table = Annotated[str, flag("--table", metavar="NAME", help="points, plans, fron
 
 
 class Executor(StrEnum):
-    """Where points are computed."""
+    """Executor that computes the points."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -69,10 +69,9 @@ def run(
 
 
 def _ask(found: Study, yes: bool) -> None:
-    """Asks before many points are computed.
-
+    """Ask before many points are computed.
     Raises:
-        UserError: there is nobody to ask.
+        UserError: standard input is no terminal.
         KeyboardInterrupt: the answer is no.
     """
     import sys

@@ -1,1 +1,1 @@
-"""The questions by which a plan is chosen by hand, answered."""
+"""Answers to the questions by which a plan is chosen by hand."""

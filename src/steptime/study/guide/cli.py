@@ -1,4 +1,4 @@
-"""``steptime guide``: the questions by which a parallel plan is chosen by hand, held against the exhaustive search."""
+"""``steptime guide``: questions by which a plan is chosen by hand, compared with the exhaustive search."""
 
 from __future__ import annotations
 

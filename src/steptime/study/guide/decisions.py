@@ -1,8 +1,8 @@
-"""The procedure by which engineers choose a parallel plan, question by question, held against the exhaustive search.
+"""The procedure by which engineers choose a parallel plan, question by question, and the exhaustive search.
 
 Does the model fit one device; is that fast enough; does saving memory make it fit; how are the devices connected; does
 traffic within operators fit the fast domain, and traffic between operators outside it; what do the other devices do.
-Each answer has the numbers it rests on, the alternative that it beat, and what would turn it round.
+Each answer has the numbers it rests on, the alternative that it beat, and a change that would reverse it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from steptime.search.planner import PlanResult
 from steptime.units import format_bytes, format_seconds
 
 FAR: Final = 256.0
-"""Factor on the links between domains up to which a decision is followed."""
+"""Largest factor on the links between domains at which a decision is examined."""
 HALVINGS: Final = 24
-"""Steps with which the factor at which two plans take the same is found."""
+"""Bisection steps for the factor at which two plans take the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A way of splitting that people take without a search."""
+    """A common way of splitting a model that is chosen without a search."""
 
     name: str
     fix: Mapping[str, Any] = field(default_factory=dict)
@@ -50,18 +50,18 @@ RECIPES: Final = (
         name="tensor parallelism inside, a pipeline between", fix={"cp": 1}, limit=("pp>=2", "tp<={domain}", "zero<=2")
     ),
 )
-"""Tried at all devices; of those that fit, the fastest is the answer of the procedure."""
+"""Recipes tried on all devices; the fastest that fits is the answer of the procedure."""
 BEYOND: Final = Recipe(name="tensor parallelism beyond the domain", fix={"cp": 1}, limit=("tp>={beyond}",))
-"""Never an answer: it shows what traffic within operators costs outside the domain."""
+"""Recipe that is never an answer: it shows the cost of traffic within operators outside the domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """What an answer beat."""
+    """An alternative that an answer beat."""
 
     name: str
     step_time_s: float | None
-    """None: it does not fit."""
+    """Step time; None: it does not fit."""
     peak_memory_bytes: float | None
     plan: Mapping[str, Any] | None
 
@@ -73,13 +73,13 @@ class Decision:
     question: str
     answer: str
     numbers: Mapping[str, float]
-    """What the answer rests on (SI)."""
+    """Numbers that the answer rests on (SI)."""
     because: str
     beaten: tuple[Alternative, ...] = ()
     turns: str = ""
-    """What would turn the answer round."""
+    """Change that would reverse the answer."""
     plan: Mapping[str, Any] | None = None
-    """Plan that the answer stands for."""
+    """Plan of the answer."""
     step_time_s: float | None = None
 
 
@@ -92,14 +92,14 @@ class Guide:
     gpus: int
     decisions: tuple[Decision, ...]
     shortcut: Estimate | None
-    """The plan at which the questions end; None: nothing that the procedure knows fits."""
+    """The plan at which the questions end; None: no recipe fits."""
     best: Estimate | None
     """The fastest plan of the whole space; None: none fits."""
     notes: tuple[str, ...] = ()
 
     @property
     def cost_of_shortcut(self) -> float | None:
-        """Share by which the procedure's plan is slower than the best; None where one of them is missing."""
+        """Share by which the procedure's plan is slower than the best; None: one of them is missing."""
         if self.shortcut is None or self.best is None:
             return None
         return self.shortcut.step_time_s / self.best.step_time_s - 1.0
@@ -132,12 +132,11 @@ def guide(
     progress: Callable[[int, int], None] | None = None,
     **job: Any,
 ) -> Guide:
-    """Walks the decision procedure for a model on a number of devices.
-
+    """Follow the decision procedure for a model on a number of devices.
     Args:
         model: as for :func:`steptime.api.plan`.
         cluster: as for :func:`steptime.api.plan`.
-        gpus: devices that there are.
+        gpus: available devices.
         global_batch: sequences of a step.
         steps: steps of the whole training, for the question whether it ends in time.
         within_s: seconds that the whole training may take.
@@ -159,7 +158,7 @@ def guide(
 
 
 class _Walk:
-    """The questions, in order; searches are remembered."""
+    """State of the procedure: the decisions so far, with cached searches."""
 
     def __init__(
         self,
@@ -205,7 +204,7 @@ class _Walk:
         )
 
     def of_recipe(self, recipe: Recipe, gpus: int) -> PlanResult | None:
-        """The best plan of a recipe; None where no plan of it exists."""
+        """The search under a recipe; None: no plan of the recipe exists."""
         limit = [text.format(domain=self.domain, beyond=self.domain + 1) for text in recipe.limit]
         try:
             return self.search(gpus, recipe.fix, limit)
@@ -213,7 +212,7 @@ class _Walk:
             return None
 
     def evaluation(self, found: Estimate) -> Evaluation:
-        """The evaluation behind an estimate, for questions about other links."""
+        """The evaluation of an estimate's plan, to time it with other links."""
         asked = asked_plan(
             self.model,
             self.cluster,
@@ -226,7 +225,7 @@ class _Walk:
         return evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
 
     def crossing(self, one: Estimate, other: Estimate) -> float | None:
-        """Factor on the links between domains at which two plans take the same; None: up to :data:`FAR` they do not."""
+        """Factor on the links between domains at which two plans take the same time; None: above :data:`FAR`."""
         pair = [self.evaluation(each) for each in (one, other)]
 
         def lead(factor: float) -> float:
@@ -263,7 +262,7 @@ class _Walk:
         )
 
     def _fits_one_device(self) -> Estimate | None:
-        """The plan of one device, as it is or with less memory; None: it does not fit."""
+        """The plan on one device, plain or with memory savings; None: it does not fit."""
         plainly = self.search(1, {"recompute": "none", "micro_batch": 1})
         found = plainly.plans[0] if plainly.plans else plainly.nearest
         if found is None:
@@ -287,7 +286,7 @@ class _Walk:
         return self._saving_memory(need)
 
     def _saving_memory(self, before: float) -> Estimate | None:
-        """One device with recomputation, accumulation and the optimiser elsewhere."""
+        """The plan on one device with recomputation, accumulation or an offloaded optimiser."""
         saving = self.search(1)
         swapping = self._swapping()
         found = saving.plans[0] if saving.plans else saving.nearest
@@ -315,7 +314,7 @@ class _Walk:
         return found if fits else None
 
     def _swapping(self) -> Alternative:
-        """The optimiser on the host: it often fits, and is rarely worth its time."""
+        """The alternative with the optimiser on the host, which often fits and is rarely worth its time."""
         name = "optimiser on the host (swapping)"
         try:
             found = self.search(1, {"offload": "optimizer"})
@@ -324,7 +323,7 @@ class _Walk:
         return _alternative(name, found)
 
     def _fast_enough(self, single: Estimate) -> Estimate:
-        """Whether one device is fast enough; else as many replicas as it takes."""
+        """The plan on one device if it is fast enough, else on the fewest replicas that are."""
         found, gpus = single, 1
         while gpus < self.gpus and not self._in_time(found):
             gpus = min(2 * gpus, self.gpus)
@@ -366,7 +365,7 @@ class _Walk:
         return found
 
     def _several_devices(self) -> Estimate | None:
-        """Intra- and inter-operator parallelism."""
+        """The plan with intra- and inter-operator parallelism on several devices."""
         self._connected()
         self._fits_a_node()
         return self._inside_and_outside()
@@ -405,7 +404,7 @@ class _Walk:
         )
 
     def _fits_a_node(self) -> None:
-        """The least number of devices, of powers of two, on which any plan fits."""
+        """Decide on the least number of devices (a power of two) on which a plan fits."""
         gpus = min(2, self.gpus)
         found = self._try(gpus)
         while not (found is not None and found.plans) and gpus < self.gpus:
@@ -440,7 +439,7 @@ class _Walk:
             return None
 
     def _inside_and_outside(self) -> Estimate | None:
-        """The fastest recipe at all devices, and what the other ones lack."""
+        """The fastest recipe on all devices, with the other recipes as alternatives."""
         tried = [(recipe, self.of_recipe(recipe, self.gpus)) for recipe in RECIPES]
         fitting = [(recipe, found.plans[0]) for recipe, found in tried if found is not None and found.plans]
         if not fitting:
@@ -511,7 +510,7 @@ class _Walk:
         )
 
     def _ends_in_time(self, best: Estimate) -> None:
-        """Whether the fastest plan of all devices ends the training in time."""
+        """Decide whether the fastest plan of all devices ends the training in time."""
         fits = self._in_time(best)
         self.decisions.append(
             Decision(
@@ -531,7 +530,7 @@ class _Walk:
         return [_alternative(recipe.name, self.of_recipe(recipe, gpus)) for recipe in recipes]
 
     def _in_time(self, found: Estimate) -> bool:
-        """Whether the training ends in time; without a limit nothing is fast enough while devices are idle."""
+        """True if the training ends in time; without a limit False, so that all devices are used."""
         return self.within_s is not None and self.steps is not None and found.step_time_s * self.steps <= self.within_s
 
     def _completion(self, found: Estimate) -> dict[str, float]:
@@ -562,7 +561,7 @@ class _Walk:
 
 
 def days(seconds: float) -> str:
-    """A long time in days or hours.
+    """A long time as text in days or hours.
 
     >>> days(86400 * 2.5), days(7200)
     ('2.5 days', '2 h')

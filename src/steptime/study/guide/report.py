@@ -1,4 +1,4 @@
-"""The report of the decision procedure: questions, answers, numbers, and the plan at the end."""
+"""Report of the decision procedure: questions, answers, numbers, and the plan at the end."""
 
 from __future__ import annotations
 
