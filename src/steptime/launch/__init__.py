@@ -1,4 +1,4 @@
-"""Launch files of training software, both ways: a run written as what the software reads, and read back into a run."""
+"""Launch files of training software: written from a run, and read into a run."""
 
 from steptime.launch.job import Launch, launch_of, run_text
 from steptime.launch.read import Imported, read_launch

@@ -1,4 +1,4 @@
-"""Arithmetic of the shell: whole numbers of 64 bits, with variables by their bare names."""
+"""Shell arithmetic on 64-bit integers, with variables by their bare names."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _CHANGE: Final = re.compile(r"(\w+)\s*(?:(\+\+|--)|([+*/%-]?)=(?!=)(.*))|(\+\+|-
 LARGEST: Final = 2**63
 LONGEST: Final = 200
 DEEPEST: Final = 10
-"""Variables that name variables."""
+"""Most levels of variables that refer to variables."""
 
 
 class Unknown(Exception):
-    """The value is not in the script, or no whole number of 64 bits."""
+    """Error: the value is not in the script, or no 64-bit integer."""
 
 
 def calculated(text: str, variables: Mapping[str, str], depth: int = 0) -> int:
     """The value of an expression.
 
     Raises:
-        Unknown: it holds a name that the script does not set, or anything but whole numbers.
+        Unknown: it has a name that the script does not set, or anything but integers.
 
     >>> calculated("A + 2*(B-1)", {"A": "B + 1", "B": "4"}), calculated("7 / -2", {}), calculated("2 < 3 && 1", {})
     (11, -3, 1)
@@ -86,7 +86,7 @@ def changed(text: str, variables: Mapping[str, str]) -> tuple[str, int]:
     """The variable that an expression sets, and its new value.
 
     Raises:
-        Unknown: it sets none, or to a value that is not in the script.
+        Unknown: it sets no variable, or its value is not in the script.
 
     >>> changed("i++", {"i": "2"}), changed("n += 2 * i", {"i": "2", "n": "1"}), changed("i = 0", {})
     (('i', 3), ('n', 5), ('i', 0))

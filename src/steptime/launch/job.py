@@ -1,4 +1,4 @@
-"""A run and its plan with nothing left open, as the concepts of launch files; and back to ``RUN.toml``."""
+"""A run and its completed plan as concepts of launch files, and back to ``RUN.toml``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from steptime.plan.framework_file import habits_of
 from steptime.plan.plans import MEANING, broken_rules, names_of
 from steptime.plan.recompute import recompute_text
 
-#: Where the plan of a run without a cluster is completed: nodes of eight devices.
+#: Cluster on which the plan of a run without a cluster is completed: nodes of eight devices.
 PLACE: Final = "dgx-h100"
 NODE: Final = 8
 SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer")
-#: Keys of a plan that training software has; panels and a second tensor axis none has.
+#: Keys of a plan that training software has; none has panels or a second tensor axis.
 COUNTS: Final = tuple(name for name in options.COUNTS if name not in ("tp2", "panels"))
 CHOICES: Final = tuple(name for name in KEYS if name not in (*options.COUNTS, "overlap", "offload", "expert_load"))
 LORA: Final = ("lora.rank", "lora.targets", "lora.qlora")
@@ -35,26 +35,25 @@ LORA: Final = ("lora.rank", "lora.targets", "lora.qlora")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A run with its plan: what a launch file says."""
+    """A run with its plan: the content of a launch file."""
 
     model: str
     """Name or file of the model."""
     cluster: str | None
     node_devices: int
     framework: str | None
-    """Framework that the run names."""
+    """Framework named by the run."""
     values: Mapping[str, Any]
-    """Concept -> value, of every concept of the plan and of the model's dimensions."""
+    """Concept -> value, for every concept of the plan and of the model's dimensions."""
     placement: Mapping[str, int]
-    """Devices of each axis inside the fast domain, where the run gives them."""
+    """Devices of each axis inside the fast domain, if the run gives them."""
 
 
 def launch_of(run: RunSpec) -> Launch:
-    """The launch of a run: what it leaves open is as the estimate of it takes it.
-
+    """The launch of a run; missing values are those of its estimate.
     Raises:
-        UserError: the run cannot be estimated, or it is one that no training software has: of the second tensor axis,
-            of a captured module, in published mode.
+        UserError: the run cannot be estimated, or no training software can express it: a second tensor axis, a
+            captured module, published mode.
     """
     settings = dict(run.settings)
     if settings.get("mode") == "published" or settings.get("strategy") == "2d" or run.plan.get("tp2", 1) > 1:
@@ -76,7 +75,7 @@ def launch_of(run: RunSpec) -> Launch:
 
 
 def node_size(cluster: str) -> int:
-    """Devices of a node of a cluster; of one whose nodes are larger than the launchers', its fast domain."""
+    """Devices of a node of a cluster; the fast domain if nodes are larger than those of launchers."""
     from steptime.estimate.machine import node_devices
 
     return node_devices(load_cluster(cluster))
@@ -87,7 +86,7 @@ def _absolute(name: str) -> str:
 
 
 def _values(asked: AskedPlan) -> Values:
-    """Every concept of a plan as the engine takes it."""
+    """All concepts of the engine's plan."""
     job, plans = asked.setting.job, asked.plans
     adapter = job.adapter
     out: Values = {name: int(getattr(plans, name)) for name in COUNTS}
@@ -116,7 +115,7 @@ def _narrow(dtype: str) -> str:
     return {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}.get(dtype, "bf16")
 
 
-#: Fields of a model that training software asks for.
+#: Fields of a model that training software has options for.
 DIMENSIONS: Final = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "gated_mlp", "activation", "norm"),
     *("position", "tied_embeddings", "qkv_bias", "mlp_bias", "qk_norm", "parallel_block", "window", "mtp_depth"),
@@ -127,7 +126,7 @@ EXPERTS: Final = ("experts", "experts_per_token", "expert_ffn_hidden", "shared_f
 
 
 def dimensions(model: ModelSpec) -> Values:
-    """Dimensions of a model under the names of launch files, those that say nothing left out.
+    """Dimensions of a model under the names of launch files, without neutral ones.
 
     Raises:
         UserError: its layers are of several kinds.
@@ -148,7 +147,7 @@ def dimensions(model: ModelSpec) -> Values:
 
 
 def defaults_of(framework: str, zero: int, dtype: str) -> Values:
-    """What a framework does where nobody says it."""
+    """Defaults of a framework."""
     habits = habits_of(framework)
     return {
         "context": habits.context,
@@ -160,11 +159,11 @@ def defaults_of(framework: str, zero: int, dtype: str) -> Values:
 
 
 def run_text(launch: Launch, *, kept: Mapping[str, Any] | None = None, notes: tuple[str, ...] = ()) -> str:
-    """``RUN.toml`` of a launch; what every run takes anyway is left out.
+    """``RUN.toml`` of a launch, without default values.
 
     Args:
         launch: the run.
-        kept: options of the launch file that a run has no key for; they stand below as comments.
+        kept: options of the launch file without a key of a run; they are written as comments at the end.
         notes: comments at the top.
     """
     values = launch.values
@@ -175,8 +174,8 @@ def run_text(launch: Launch, *, kept: Mapping[str, Any] | None = None, notes: tu
     lines += ["", "[plan]"]
     for name in (*COUNTS, *CHOICES):
         value = values.get(name)
-        told = name == "vpp" or name not in NEUTRAL or value != NEUTRAL[name]  # a schedule has a vpp of its own
-        if value is not None and told:
+        differs = name == "vpp" or name not in NEUTRAL or value != NEUTRAL[name]  # a schedule has a vpp of its own
+        if value is not None and differs:
             lines.append(f"{name} = {_toml(value)}")
     overlap = [name for name in OVERLAPS if values.get(f"overlap.{name}")]
     if any(f"overlap.{name}" in values for name in OVERLAPS):

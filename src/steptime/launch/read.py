@@ -1,4 +1,4 @@
-"""A launch file read into a run: options to concepts, what they leave open to what the software does by itself."""
+"""Reader of launch files into runs: options become concepts, missing ones the software's defaults."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ MODEL_FIELDS: Final = (
     *(f"model.experts.{name}" for name in EXPERTS),
     *(f"model.latent.{name}" for name in LATENT),
 )
-#: Tokenizer of Megatron-LM -> its vocabulary, where there is one alone.
+#: Tokenizer of Megatron-LM with a fixed vocabulary -> its size.
 VOCABULARIES: Final = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 #: Dimension -> its value in a model that does not have it.
 _NOTHING: Final = {"model.experts.shared_ffn_hidden": 0, "model.mtp_depth": 0}
@@ -85,21 +85,21 @@ MIN_DIMENSIONS: Final = frozenset({"model.layers", "model.hidden", "model.heads"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What a launch file says."""
+    """The content of a launch file as a run."""
 
     software: str
     launch: Launch
     kept: Mapping[str, Any]
-    """Options that a run has no key for, as given."""
+    """Options without a key of a run, as given."""
     unknown: tuple[str, ...]
-    """Those of them that the software itself does not have, in the version that steptime knows."""
+    """Kept options that the software itself does not have, in the version that steptime knows."""
     notes: tuple[str, ...]
     model_table: Mapping[str, Any] = field(default_factory=dict)
-    """Dimensions of the model as its TOML file has them, where none of the catalogue has them."""
+    """Dimensions of the model for its TOML file, if no model of the catalogue has them."""
 
     @property
     def model_text(self) -> str:
-        """The file of the model; empty: the run names one, or the launch file says too little of it."""
+        """Text of the model's file; empty: the run names a model, or the launch file has too few dimensions."""
         return tables_text(self.model_table) if self.model_table else ""
 
     @property
@@ -133,13 +133,12 @@ def read_launch(
     """Read a launch file, a launch script, or one line of arguments.
 
     Args:
-        path: the file; a text with options in it (``--name``) is taken as the arguments themselves.
-        software: which software it is for; None: recognised.
-        model: name or file of the model; None: what the file says.
-        cluster: of the run; None: what the file says.
-
+        path: the file; a text that has options (``--name``) is taken as the arguments themselves.
+        software: software of the file; None: recognised.
+        model: name or file of the model; None: taken from the file.
+        cluster: cluster of the run; None: taken from the file.
     Raises:
-        UserError: it cannot be read, it is not to be seen what it is for, or its options contradict each other.
+        UserError: it cannot be read, its software is not recognised, or its options contradict each other.
     """
     is_line = _LINE.search(path) is not None and not is_file(path)
     where, text = (ARGUMENTS, path) if is_line else (path, read_description(path))
@@ -163,7 +162,7 @@ def read_launch(
 
 
 def launch_read(software: Software, options: Options, launcher: str, extra: Mapping[str, Any]) -> Launch:
-    """The launch that options say.
+    """The launch described by options.
 
     Raises:
         PlanError: they contradict each other.
@@ -179,7 +178,7 @@ def _is_real(software: Software, name: str) -> bool:
 
 
 def _parsed(where: str, text: str, software: str | None) -> tuple[Software, Text]:
-    """The software, and what the text says in its syntax.
+    """The software, and the text parsed in its syntax.
 
     Raises:
         UserError: it fits no software, or several.
@@ -202,7 +201,8 @@ def _parsed(where: str, text: str, software: str | None) -> tuple[Software, Text
 
 
 def _with_deepspeed(options: Options, where: str) -> Options:
-    """Options with those of the DeepSpeed file that they name, next to it; one that is not there is not understood."""
+    """Options with those of the DeepSpeed file that they name, relative to the launch file; a missing file is
+    ignored."""
     named = options.get("deepspeed")
     if not isinstance(named, str) or not named.endswith(".json"):
         return options
@@ -214,7 +214,7 @@ def _with_deepspeed(options: Options, where: str) -> Options:
 
 
 def _syntax(where: str, text: str, usual: str) -> str:
-    """The syntax of a file: by the end of its name, else that of its software, or a script by its first line."""
+    """The syntax of a file: by its ending, a script also by its first line; else the syntax of its software."""
     by_name = next((kinds[0] for end, kinds in _SYNTAX.items() if where.endswith(end)), None)
     if where == ARGUMENTS:
         return "shell"
@@ -223,8 +223,8 @@ def _syntax(where: str, text: str, usual: str) -> str:
     return by_name or usual
 
 
-def _is_told(concept: str, value: Any) -> bool:
-    """Whether a concept can have this value, by its type."""
+def _is_valid(concept: str, value: Any) -> bool:
+    """True if a concept can have a value of this type."""
     if concept in LISTS or isinstance(value, (list, tuple, dict)):
         return False
     usual = 0 if concept == "zero" else NEUTRAL.get(concept)
@@ -234,7 +234,7 @@ def _is_told(concept: str, value: Any) -> bool:
 
 
 class _Reader:
-    """Options of a launch file, turned into a launch one concept after the other."""
+    """Conversion of the options of a launch file into a launch, concept by concept."""
 
     def __init__(self, software: Software, options: Options, launcher: str, extra: Mapping[str, Any]) -> None:
         self.notes: list[str] = []
@@ -249,7 +249,7 @@ class _Reader:
             if (value != "None" or name in chosen) and (not isinstance(value, Unread) or name in known)
         }
         self._open: set[str] = set()
-        """Keys of a run that an option sets to a value that is not understood."""
+        """Keys of a run whose options have values that are not understood."""
         self._used = {name for name, value in software.constant.items() if self._options.get(name) == value}
         self._said: dict[str, str] = {}
         self._values: Values = {}
@@ -263,7 +263,7 @@ class _Reader:
         self.kept = {name: value for name, value in self._options.items() if name not in self._used}
 
     def _of_section(self, name: str) -> str:
-        """The name of an option that was given to a class, as the software calls it."""
+        """The software's name of an option that was given to a class."""
         first, dot, rest = name.partition(".")
         return f"{self._software.sections.get(first, first)}{dot}{rest}"
 
@@ -314,7 +314,7 @@ class _Reader:
         self._launcher_numbers(launcher)
 
     def _launcher_numbers(self, launcher: str) -> None:
-        """Numbers of the line that starts the run, such as devices of a node."""
+        """Set numbers from the command that starts the run, such as devices of a node."""
         try:
             words = options_of(shlex.split(launcher.replace(" -n ", " --nproc "))) if launcher else {}
         except ValueError as error:
@@ -324,14 +324,14 @@ class _Reader:
                 self._set(LAUNCHERS[option], value, f"the launcher's {option}")
 
     def _hold_text(self, option: str, given: Any) -> None:
-        """Refuses a number that is a variable of the shell; ``auto`` leaves it open."""
+        """Refuse a shell variable in place of a number; ``auto`` leaves the value open."""
         if str(given).lower() not in ("auto", "null", "none"):
             raise PlanError(
                 f"{option} is {shown(given)}, which is no number", hint="put the number there, or set the variable"
             )
 
     def _leave_open(self, concept: str, option: str) -> None:
-        """Leaves open what an option says in a way that is not understood."""
+        """Leave open a concept whose option has a value that is not understood."""
         keys = ("recompute", "recompute_every") if concept.startswith("recompute.") else (concept,)
         self._open |= set(keys)
         self._values.pop(concept, None)
@@ -341,7 +341,7 @@ class _Reader:
         for name, value in extra.items():
             if name in ("for", "model", "cluster", "framework") or name.startswith("placement."):
                 continue
-            if not _is_told(name, value):
+            if not _is_valid(name, value):
                 raise PlanError(f"a comment of steptime's says {shown(name)} {shown(value)}, which it cannot be")
             self._set(name, value, "a comment of steptime's")
         for concept, value in self._software.defaults.items():
@@ -354,7 +354,7 @@ class _Reader:
         self._values = multiplied(meshed({**({} if layers is None else {"model.layers": layers}), **values}))
 
     def _experts(self, values: Values) -> None:
-        """The number of layers with experts, from the pattern of all layers."""
+        """Set the number of layers with experts from the pattern of layers."""
         pattern, layers = values.pop("model.experts.pattern", None), values.get("model.layers")
         if pattern is None or not values.get("model.experts.experts"):
             return
@@ -365,7 +365,7 @@ class _Reader:
             values["model.experts.moe_layers"] = count
 
     def _layers(self, given: str | None, values: Values) -> int | None:
-        """Layers of a model that the file, or who reads it, names: the stages of a pipeline follow from them."""
+        """Number of layers of the model named by the file or the caller; the stages of a pipeline follow from it."""
         named = given or self._named(values.get("model.name"))
         for choice in self._software.choices:
             if choice.concept == "model" and named is None:
@@ -374,7 +374,7 @@ class _Reader:
         return None if named is None else spec_of(str(named)).layers
 
     def _named(self, name: Any) -> str | None:
-        """A model by the name that the file has, or by that of the checkpoint without who published it."""
+        """Catalogue model by the file's name of it, or by a checkpoint's name without its publisher."""
         if name is None:
             return None
         last = str(name).rstrip("/").rpartition("/")[2]
@@ -424,7 +424,7 @@ class _Reader:
         self._values[concept] = tuple(sorted(known))
 
     def _complete(self) -> None:
-        """What no option says is as the software does it."""
+        """Set concepts without an option to the software's defaults."""
         if self._values.pop("lora.on", True) is False:
             self._values = {name: value for name, value in self._values.items() if not name.startswith("lora.")}
         values = without_parts(self._values)
@@ -461,26 +461,25 @@ class _Reader:
         )
 
     def _without_open(self) -> Values:
-        """The values without those that were not understood, and without what was completed from them."""
-        hidden = set(self._open)
+        """The values without open ones, and without values that were derived from open ones."""
+        left_open = set(self._open)
         if self._open & DEGREES:
-            hidden |= {"dp", "gpus", "global_batch", "micro_batch"} - self._said.keys()
+            left_open |= {"dp", "gpus", "global_batch", "micro_batch"} - self._said.keys()
         if {"nodes", "node_devices"} <= self._said.keys():
-            hidden -= {"gpus"}
+            left_open -= {"gpus"}
         if "dtype" in self._open and "gradient_dtype" not in self._chosen:
-            hidden.add("gradient_dtype")
-        return {name: value for name, value in self._values.items() if name not in hidden}
+            left_open.add("gradient_dtype")
+        return {name: value for name, value in self._values.items() if name not in left_open}
 
     def _run_by(self, extra: Mapping[str, Any]) -> str:
-        """The framework that prices the run: that of the software, unless the file names another."""
+        """The framework for the prediction: the software's, unless the file names another."""
         named = extra.get("framework", self._framework)
         if named is None:
             self.notes.append(f"framework {self._framework}: that of the software; the plan was priced without one")
         return str(named or self._framework)
 
     def _model(self, given: str | None) -> str:
-        """Name of the model: that which is given, or of the catalogue the one with the dimensions of the file; empty:
-        there is none."""
+        """Name of the model: as given, or the catalogue's with the dimensions of the file; empty: there is none."""
         if given is not None:
             return given
         if named := self._named(self._values.get("model.name", self._values.get("model"))):
@@ -504,12 +503,12 @@ class _Reader:
         return ""
 
     def _dropout(self) -> bool | None:
-        """Whether anything is dropped out; None: the file does not say, and the software has no default."""
+        """True if training uses dropout; None: the file does not say, and the software has no default."""
         shares = [self._values[name] for name in ("dropout.hidden", "dropout.attention") if name in self._values]
         return any(share > 0 for share in shares) if shares else None
 
     def _own_model(self, said: Values, drops: bool | None) -> Values:
-        """Dimensions of a model that no catalogue has, with the software's defaults where no option says them."""
+        """Dimensions of a model that is not in the catalogue, completed with the software's defaults."""
         experts = bool(said.get("model.experts.experts"))
         usual = {f"model.{name}": value for name, value in self._software.model.items()}
         out = said | {
@@ -533,7 +532,7 @@ class _Reader:
         return out
 
     def _hold_model(self, model: str, spec: Values) -> None:
-        """Refuses options that contradict the model that is named."""
+        """Refuse options that contradict the named model."""
         wrong = [
             f"{name.removeprefix('model.')} {value}, {model} has {spec[name]}"
             for name, value in self._values.items()
@@ -543,7 +542,7 @@ class _Reader:
             raise PlanError(f"the options say {first_few(wrong, 4)}", hint="give --model with the model that they mean")
 
 
-#: What rules look at where a file says nothing of it.
+#: Values that rules use for concepts that a file does not have.
 _PERMISSIVE: Final[Values] = {"instances": 1, "recompute_layers": 1, "replicate_outside": 1, "shard_outside": 1}
 _KEYS: Final = frozenset(
     {
@@ -555,14 +554,12 @@ _KEYS: Final = frozenset(
 
 
 def with_model(imported: Imported, model_file: str | None) -> Imported:
-    """The same, once it names a model.
-
+    """The import with a named model.
     Args:
         imported: a launch file.
-        model_file: where :attr:`Imported.model_text` can be written; None: nowhere.
-
+        model_file: path at which :attr:`Imported.model_text` can be written; None: nowhere.
     Raises:
-        UserError: the file does not say which, and the catalogue has none of its dimensions.
+        UserError: the file names no model, and no model of the catalogue has its dimensions.
     """
     if imported.launch.model:
         return imported

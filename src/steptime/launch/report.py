@@ -1,4 +1,4 @@
-"""What was read from a launch file, for people."""
+"""Report of an imported launch file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steptime.report import text as t
 
 
 def print_imported(found: Imported, where: str) -> None:
-    """Print where the run went, what was kept of the launch file, and what is unknown."""
+    """Print the place of the run, the kept options of the launch file, and the unknown ones."""
     out = t.console()
     software = software_called(found.software)
     t.heading(out, f"{where}: a run of {software.title}")

@@ -1,4 +1,4 @@
-"""What training software cannot run, as a table: the rule is what a message says."""
+"""Table of rules on plans that training software cannot run; the text of a rule is the error message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptime.errors import PlanError
 from steptime.launch.table import Software
 from steptime.launch.values import Values, matters
 
-#: Concept -> what it is called where a software has no option for it, and so cannot run it.
+#: Concept -> its name in the error for a software without an option for it.
 DEGREES: Final = {
     "tp": "tensor ranks",
     "cp": "context ranks",
@@ -31,10 +31,10 @@ _SHARDED: Final = frozenset({"torchtitan", "accelerate", "fsdp2", "lightning"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Something that a plan has to keep in some software."""
+    """A rule that a plan has to keep in some software."""
 
     software: frozenset[str]
-    """Names; empty: all."""
+    """Names of software; empty: all."""
     text: str
     broken: Callable[[Values], bool]
 
@@ -200,10 +200,9 @@ RULES: Final = (
 
 
 def check_rules(software: Software, values: Values) -> None:
-    """Refuses a plan that breaks a rule of the software.
-
+    """Refuse a plan that breaks a rule of the software.
     Raises:
-        PlanError: with the rule.
+        PlanError: the message has the rule.
     """
     for rule in RULES:
         if (not rule.software or software.name in rule.software) and rule.broken(values):
@@ -211,10 +210,9 @@ def check_rules(software: Software, values: Values) -> None:
 
 
 def check_degrees(software: Software, lost: list[str], values: Values) -> None:
-    """Refuses a degree that the software has no option for.
-
+    """Refuse a degree that the software has no option for.
     Raises:
-        PlanError: the software has nothing of the kind.
+        PlanError: the software has no option for it.
     """
     for concept in lost:
         if concept == "lora.rank":  # most have adapters, in files that are not written

@@ -1,7 +1,6 @@
-"""Launch scripts: the arguments of a program out of a shell script, and such a script of arguments.
-
-Of the shell's language only what launch scripts use is read: variables, arrays, defaults as ``${TP:-8}``, arithmetic of
-whole numbers, loops and conditions over them, joined lines. Nothing is run.
+"""Launch scripts: reading a program's arguments from a shell script, and writing such a script.
+The reader knows the part of the shell's language that launch scripts use: variables, arrays, defaults as ``${TP:-8}``,
+integer arithmetic, loops and conditions over it, continued lines. Nothing is run.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from steptime.launch.arithmetic import Unknown, calculated, changed
 _ASSIGNED: Final = re.compile(r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SHORT: Final = re.compile(r"-[A-Za-z]\w*")
 _SEVERAL: Final = re.compile(r"--[\w-]+ ")
-"""An option and its value in one pair of quotes, which the shell splits where an array is not quoted."""
+"""An option and its value in one pair of quotes, which the shell splits if the array is not quoted."""
 _QUOTED_ARRAY: Final = re.compile(r'"(\$\{\w+\[[@*]\]\})"')
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$([A-Za-z_]\w*)")
 _ARITHMETIC: Final = re.compile(r"\$\(\(([\w\s*/%+()<>=!&|-]{1,200})\)\)")
@@ -30,11 +29,11 @@ _PRINTED: Final = re.compile(r"""printf\s+-v\s+(\w+)\s+(["'])([^"'%]*)%s([^"'%]*
 _HEAD: Final = re.compile(r"(then|do|else)\b\s*(.*)", re.DOTALL)
 MAX_LINE: Final = 100_000
 MAX_STATEMENTS: Final = 50_000
-"""Statements that are followed, those of a loop once for each time round."""
+"""Most statements that are followed; the statements of a loop count in each iteration."""
 
 
 def write_shell(head: Iterable[str], launcher: str, options: Mapping[str, Any]) -> str:
-    """A script that starts a program with options; a switch has no value, and is left out where it is off."""
+    """A script that starts a program with options; a switch has no value, and is left out if it is off."""
     lines = ["#!/bin/bash", *head, "set -euo pipefail", "", "ARGUMENTS=("]
     for name, value in options.items():
         if value is True:
@@ -50,7 +49,7 @@ def _text(value: Any) -> str:
 
 
 def read_shell(text: str, where: str) -> dict[str, Any]:
-    """Options of the command of a script that has most of them, the launcher's among them.
+    """Options of the command with the most options in a script, including the launcher's.
 
     Raises:
         InputFileError: no command has options, or quotes do not close.
@@ -68,7 +67,7 @@ def _options(words: list[str]) -> int:
 
 
 class _Script:
-    """Statements of a script, followed as far as its own text decides them; of other conditions all branches count."""
+    """Statements of a script; all branches are followed of conditions that the script's text does not decide."""
 
     def __init__(self, statements: list[str], where: str) -> None:
         self.statements = statements
@@ -99,7 +98,7 @@ class _Script:
             at += 1
 
     def _end(self, at: int, end: int, opens: str, closes: str) -> int:
-        """Where the block ends that opens at or after a statement; 0: it does not."""
+        """Index of the end of the block that opens at or after a statement; 0: it does not end."""
         depth = 0
         for i in range(at, end):
             word = self.statements[i].partition(" ")[0]
@@ -127,7 +126,7 @@ class _Script:
             self.follow(start, end)
 
     def _branches(self, at: int, end: int) -> None:
-        """Follow the branch that the condition chooses; one that is not of numbers chooses all of them."""
+        """Follow the branch that the condition chooses; all branches if the condition is not arithmetic."""
         depth, heads = 0, []
         for i in range(at, end):
             word = self.statements[i].partition(" ")[0]
@@ -154,7 +153,7 @@ class _Script:
         self._variables[name] = str(value)
 
     def _one(self, text: str) -> None:
-        """An assignment, or a command."""
+        """Follow an assignment or a command."""
         alone = text[2:-2] if text.startswith("((") and text.endswith("))") else text.removeprefix("let ")
         if alone != text:
             try:
@@ -180,7 +179,7 @@ class _Script:
 
 
 def options_of(words: list[str]) -> dict[str, Any]:
-    """Options among the words of a command, short ones left out; one without a value is True, one with several a list.
+    """Long options among the words of a command; without a value: True, with several values: a list.
 
     >>> options_of(["torchrun", "--nnodes=2", "-m", "titan", "train.py", "--bf16", "--modules", "a", "b", "--tp", "8"])
     {'--nnodes': '2', '--bf16': True, '--modules': ['a', 'b'], '--tp': '8'}
@@ -206,7 +205,7 @@ def options_of(words: list[str]) -> dict[str, Any]:
 
 
 def _statements(text: str) -> list[str]:
-    """Statements with what continues them: by a backslash, or within quotes or brackets of an array."""
+    """Statements with their continuation lines: after a backslash, or within quotes or brackets of an array."""
     out: list[str] = []
     held = ""
     for raw in text.splitlines():
@@ -218,13 +217,13 @@ def _statements(text: str) -> list[str]:
         if _is_open(held):
             held += " "
             continue
-        out += _parted(held)
+        out += _split_statements(held)
         held = ""
-    return [line for line in (*out, *_parted(held)) if line]
+    return [line for line in (*out, *_split_statements(held)) if line]
 
 
-def _parted(line: str) -> list[str]:
-    """The statements of a line: parted by semicolons outside of quotes and brackets, and after ``then`` and ``do``.
+def _split_statements(line: str) -> list[str]:
+    """The statements of a line, split at semicolons outside quotes and brackets, and after ``then`` and ``do``.
 
     >>> _parted("for ((i=0; i<2; i++)); do A+=(1); done")
     ['for ((i=0; i<2; i++))', 'do', 'A+=(1)', 'done']
@@ -265,7 +264,7 @@ def _uncommented(line: str) -> str:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a quote, or the bracket of an assigned array, has not been closed."""
+    """True if a quote, or the bracket of an assigned array, is not closed."""
     bare = re.sub(r"\\.", "", text)
     double, single = bare.count('"'), re.sub(r'"[^"]*"', "", bare).count("'")
     if double % 2 == 1 or single % 2 == 1:
@@ -280,7 +279,7 @@ def _unquoted(value: str) -> str:
 
 
 def _substituted(text: str, variables: Mapping[str, str]) -> str:
-    """The text with variables replaced, as far as the script sets them or gives a default."""
+    """The text with variables replaced that the script sets or gives a default."""
 
     def put(match: re.Match[str]) -> str:
         found = variables.get(match[1] or match[3], match[2])

@@ -1,7 +1,6 @@
-"""Texts of launch files as flat tables of options, and back: YAML, TOML, JSON, Python.
-
-A nested key is joined by dots: ``parallelism.tensor_parallel_degree``. What steptime adds stands in comments that begin
-with :data:`MARK`, in JSON, which has none, under the key :data:`KEY`.
+"""Syntaxes of launch files, to flat tables of options and back: YAML, TOML, JSON, Python, shell.
+A nested key is joined by dots: ``parallelism.tensor_parallel_degree``. Additions of steptime are comments that begin
+with :data:`MARK`, or in JSON, which has no comments, entries under the key :data:`KEY`.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ KEY: Final = "steptime"
 _LAUNCH: Final = re.compile(r"^# launch: (.*)$", re.MULTILINE)
 Options = dict[str, Any]
 MAX_YAML_NODES: Final = 100_000
-"""Nodes of a YAML document, each counted as often as its aliases repeat it."""
+"""Most nodes of a YAML document, each counted as often as its aliases repeat it."""
 MAX_BRACKETS: Final = 200
 MAX_VALUE: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """What a launch file says."""
+    """The parsed text of a launch file."""
 
     options: Options
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Concepts that steptime wrote next to the options: they have none."""
+    """Concepts without an option, which steptime wrote in addition to the options."""
     launcher: str = ""
-    """The command that starts it, where the file has it in a comment."""
+    """The command that starts the run, if the file has it in a comment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a launch file is to say."""
+    """Content of a launch file to write."""
 
     options: Options
     head: tuple[str, ...]
@@ -63,13 +62,13 @@ def value_text(value: Any) -> str:
 
 
 def comments(page: Page) -> list[str]:
-    """The comment that a file begins with."""
+    """The comment at the start of a file."""
     lines = [f"# {line}".rstrip() for line in page.head]
     return [*lines, *(f"{MARK}{name} = {value_text(value)}" for name, value in page.extra.items())]
 
 
 def _text(options: Options, text: str, where: str) -> Text:
-    """Options with what the comments of a file add."""
+    """Options with the additions in the comments of a file."""
     launch = _LAUNCH.search(text)
     return Text(options=options, extra=extra_of(text, where), launcher=launch[1] if launch else "")
 
@@ -78,7 +77,7 @@ def extra_of(text: str, where: str) -> dict[str, Any]:
     """Concepts in the comments of a file.
 
     Raises:
-        InputFileError: such a line is broken.
+        InputFileError: a comment of steptime is malformed.
     """
     out: dict[str, Any] = {}
     for line in text.splitlines():
@@ -92,7 +91,7 @@ def extra_of(text: str, where: str) -> dict[str, Any]:
 
 
 def nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a flat table.
+    """The nested tables of a flat table.
 
     >>> nested({"a.b": 1, "a.c.d": 2, "e": 3})
     {'a': {'b': 1, 'c': {'d': 2}}, 'e': 3}
@@ -108,7 +107,7 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(table: Mapping[Any, Any], prefix: str = "") -> Options:
-    """The inverse of :func:`nested`; null is left out, and what options never are (dates, sets, bytes) is its text.
+    """The inverse of :func:`nested`, without nulls; values that options never have (dates, sets, bytes) become text.
 
     >>> flat({"a": {"b": 1, "c": {"d": None}}, "e": [1], "f": {2}})
     {'a.b': 1, 'e': [1], 'f': '{2}'}
@@ -124,7 +123,7 @@ def flat(table: Mapping[Any, Any], prefix: str = "") -> Options:
 
 
 def plain_value(value: Any) -> Any:
-    """A value of a file as options have them: text, a number, a switch, or lists and tables of these; else its text.
+    """A value as options have it: text, a number, a switch, or lists and tables of these; other values become text.
 
     >>> plain_value([True, 2.5, {"a": b"x"}, ...]), plain_value(10**30)
     ([True, 2.5, {'a': "b'x'"}, 'Ellipsis'], 'a whole number of 100 bits')
@@ -179,7 +178,7 @@ def _read_yaml(text: str, where: str) -> Text:
 
 
 def _brackets(text: str) -> int:
-    """Brackets that are open at once, at most; those in texts count too."""
+    """Largest depth of brackets; brackets in texts count too."""
     deepest = depth = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth = max(depth + (1 if bracket in "[{" else -1), 0)
@@ -188,7 +187,7 @@ def _brackets(text: str) -> int:
 
 
 def _nodes(node: Any, known: dict[int, int]) -> int:
-    """Nodes below one of a YAML document, with those that aliases repeat.
+    """Number of nodes below a node of a YAML document, with repetitions by aliases.
 
     Raises:
         RecursionError: it contains itself.
@@ -258,7 +257,7 @@ def _read_json(text: str, where: str) -> Text:
 
 
 def _python_text(value: Any) -> str:
-    """A value as Python has it; a text that names something of ``torch`` is that thing."""
+    """A value as Python source; a text that names an attribute of ``torch`` is written without quotes."""
     if isinstance(value, str) and (value == "None" or value.startswith("torch.")):
         return value
     if isinstance(value, str) and value.endswith(".Config"):
@@ -302,13 +301,13 @@ def _read_python(text: str, where: str) -> Text:
 
 
 class Unread(str):
-    """The text of an expression whose value is not in the file."""
+    """Text of an expression whose value is not in the file."""
 
     __slots__ = ()
 
 
 class _Assignments(ast.NodeVisitor):
-    """What a Python file assigns to attributes, and passes to calls by keyword; nothing of it is run."""
+    """Assignments to attributes, and keyword arguments of calls, in a Python file; nothing is run."""
 
     def __init__(self) -> None:
         self.options: Options = {}
@@ -342,7 +341,7 @@ class _Assignments(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Take the keywords of a call, under the name of what is called, or of what it makes a configuration of."""
+        """Take the keywords of a call, under the name of the callee, or of the class that it configures."""
         self._keywords(node, _called(node))
 
     def _keywords(self, node: ast.Call, prefix: str) -> None:
@@ -358,7 +357,7 @@ class _Assignments(ast.NodeVisitor):
                 self.options.setdefault(f"{prefix}.{keyword.arg}", value)
 
     def _value(self, node: ast.expr) -> Any:
-        """The value of an expression; its text where the file does not say it, None for None."""
+        """The value of an expression; its text if the value is not in the file."""
         if isinstance(node, ast.Name):
             return self._constants.get(node.id, Unread(node.id))
         if isinstance(node, ast.Attribute) and (path := _path(node)) is not None and path.startswith("torch."):
@@ -371,7 +370,7 @@ class _Assignments(ast.NodeVisitor):
             return Unread(ast.unparse(node)[:80])
 
     def _joined(self, node: ast.BinOp) -> Any:
-        """A sum or product of whole numbers, or of a list and a number of times."""
+        """A sum, difference, product or quotient of integers, a sum of lists, or a repeated list."""
         left, right, plus = self._value(node.left), self._value(node.right), isinstance(node.op, ast.Add)
         lists = [len(each) for each in (left, right) if isinstance(each, list)]
         numbers = [each for each in (left, right) if type(each) is int and abs(each) < LONGEST_LIST**2]

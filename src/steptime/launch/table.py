@@ -1,8 +1,7 @@
-"""Options of training software: one row a concept, read for both directions from a TOML file per software.
-
-``[software]`` says what it is; ``[numbers]`` has an option that takes a concept's number as it is; a ``[[choice]]`` has
-the options of each value of a concept; ``[[words]]`` an option that takes a list of words; ``[read]`` options that are
-read but never written (older names). The names that the software really has stand in ``options/``, with their source.
+"""Options of training software: one row per concept for both directions, from one TOML file per software.
+``[software]`` describes it; ``[numbers]`` has options that take a concept's number unchanged; a ``[[choice]]`` has the
+options of each value of a concept; ``[[words]]`` an option that takes a list of words; ``[read]`` options that are read
+but never written (older names). The real options of the software are listed in ``options/``, with their source.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Final
 from steptime.errors import PlanError, UnknownNameError
 from steptime.launch.values import NEUTRAL, STANDS_FOR, Values, above_one, matters
 
-#: Names of the software as options have them, in the order in which they are listed.
+#: Names of the software on the command line, in the order of lists.
 SOFTWARE: Final = (
     "megatron-lm",
     "megatron-bridge",
@@ -34,7 +33,7 @@ SOFTWARE: Final = (
 )
 #: Software whose files are read and not written.
 READ_ONLY: Final = ("axolotl", "llama-factory")
-#: Value of an option in a case: whatever is given.
+#: Value of an option in a case that matches any given value.
 ANY: Final = "*"
 Options = dict[str, Any]
 LONGEST_NUMBER: Final = 40
@@ -47,26 +46,26 @@ class Case:
     value: Any
     options: Mapping[str, Any]
     when: Mapping[str, bool] = field(default_factory=dict)
-    """Degree -> whether it has to be above 1."""
+    """Degree -> True: it has to be above 1, False: it has to be 1."""
     written: bool = True
-    """False: another spelling, which is read alone."""
+    """False: an alternative spelling, which is only read."""
 
     def applies(self, values: Values) -> bool:
-        """Whether the degrees are as the case needs them."""
+        """True if the degrees fulfil the conditions of the case."""
         return all(above_one(name, values) is above for name, above in self.when.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A concept whose values each have options of their own."""
+    """A concept with options for each of its values."""
 
     concept: str
     cases: tuple[Case, ...]
     refused: bool = True
-    """Whether a value without a case cannot be run; else it is not expressed."""
+    """True: a value without a case is refused; False: it is not expressed."""
 
     def options_of(self, values: Values) -> Options | None:
-        """The options of the value; None: it has none."""
+        """The options of the concept's value; None: it has none."""
         value = values.get(self.concept)
         for case in self.cases:
             if case.written and case.value == value and case.applies(values):
@@ -74,10 +73,8 @@ class Choice:
         return None
 
     def value_in(self, options: Mapping[str, Any], values: Values) -> tuple[Case | None, set[str], set[str]]:
-        """The case that most of the options mean, the names of options that were looked at, and those of them with a
-        value that no case has.
-
-        A case that needs options means nothing where none of them is given: what is not said is not off.
+        """The case that matches most options, the names of the examined options, and of those with an unknown value.
+        A case with options does not match if none of them is given: a missing option is not an option that is off.
         """
         names = {name for case in self.cases for name in case.options}
         meant: dict[str, list[Any]] = {}
@@ -98,7 +95,7 @@ class Choice:
         ]
 
         def given(case: Case) -> tuple[int, int, int]:
-            """Options of the file that a case explains, those that it needs beyond them, its conditions."""
+            """Number of options of the file in a case, minus its missing options, and its number of conditions."""
             present = sum(name in options for name in case.options)
             return present, present - len(case.options), len(case.when)
 
@@ -108,72 +105,72 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """A concept of several words, each with a word of the software's."""
+    """A concept with several words, each with a word of the software."""
 
     concept: str
     option: str
     words: Mapping[str, str]
     separator: str = ""
-    """What joins them in one text; empty: a list."""
+    """Separator of words in one text; empty: a list."""
     experts_only: tuple[str, ...] = ()
-    """Words that mean something in models with experts alone."""
+    """Words that apply only to models with experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Python:
-    """How a Python file sets options: attributes of a variable, and calls."""
+    """Form of a Python file: options are attributes of a variable, and arguments of calls."""
 
     variable: str
     setup: tuple[str, ...]
-    """Lines that come first."""
+    """Lines at the start."""
     calls: Mapping[str, str]
-    """First part of an option -> the statement that passes them, with a field ``arguments``."""
+    """First part of an option -> statement that passes such options, with a field ``arguments``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """One training software: what it reads, and its options for every concept."""
+    """One training software: its launch file, and its options for every concept."""
 
     name: str
     title: str
     version: str
     file: str
-    """Name of the file that it reads."""
+    """Name of its launch file."""
     syntax: str
     frameworks: tuple[str, ...]
-    """Framework of steptime's that it is, by ZeRO stage; one: whatever the stage."""
+    """Framework of steptime by ZeRO stage; a single one: for all stages."""
     launcher: str
-    """The command that starts it, with fields in braces; empty: the file itself is the command."""
+    """Command that starts it, with fields in braces; empty: the file itself is the command."""
     numbers: Mapping[str, str]
     read: Mapping[str, str]
-    """Further options that are read: option -> concept."""
+    """Further option that is read -> concept."""
     omitted: frozenset[str]
-    """Concepts that are left out at their neutral value."""
+    """Concepts that are not written at their neutral value."""
     choices: tuple[Choice, ...]
     words: tuple[Words, ...]
     constant: Options
     """Options that are always written."""
     defaults: Mapping[str, Any]
-    """Concept -> its value where no option says it, other than the neutral one."""
+    """Concept -> default value, if it is not the neutral one."""
     marks: tuple[str, ...]
-    """Texts by which a file of it is recognised."""
+    """Texts by which its files are recognised."""
     exclusive: tuple[tuple[str, ...], ...]
-    """Options of which at most one can hold."""
+    """Groups of mutually exclusive options."""
     python: Python
-    """How a Python file of it is written."""
+    """Form of its Python files."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Field of a model -> its value where no option says it, in a model that no catalogue has."""
+    """Field of a model -> default value, for a model that is not in the catalogue."""
     sections: Mapping[str, str] = field(default_factory=dict)
-    """Class of a configuration -> what its fields are called by."""
+    """Class of a configuration -> prefix of its options."""
     whole: tuple[str, ...] = ()
-    """Beginnings of options that belong to the user's own classes."""
+    """Prefixes of options that belong to the user's own classes."""
 
     def framework_with(self, zero: int | None) -> str:
-        """The framework of steptime's that runs a plan of a ZeRO stage."""
+        """The framework of steptime for a plan with a ZeRO stage."""
         return self.frameworks[min(zero or 0, len(self.frameworks) - 1)]
 
     def without_option(self, values: Values) -> list[str]:
-        """Concepts with a value of their own for which the software has no option."""
+        """Concepts with a non-neutral value for which the software has no option."""
         return [
             concept
             for concept, value in values.items()
@@ -181,7 +178,7 @@ class Software:
         ]
 
     def options_with(self, values: Values) -> Options:
-        """Options for the values, as far as the software has any.
+        """Options for the values that the software has options for.
 
         Raises:
             PlanError: the software cannot run a value.
@@ -209,7 +206,7 @@ class Software:
 
     @property
     def options(self) -> frozenset[str]:
-        """Every option that it has a meaning for."""
+        """All options with a concept."""
         cases = (case for choice in self.choices for case in choice.cases)
         return frozenset(
             {*self.numbers.values(), *self.read, *(row.option for row in self.words)}.union(
@@ -219,7 +216,7 @@ class Software:
 
     @property
     def concepts(self) -> frozenset[str]:
-        """Concepts that it has options for."""
+        """Concepts with options."""
         rows = [*self.numbers, *(row.concept for row in self.choices), *(row.concept for row in self.words)]
         return frozenset(key for row in rows for key in (row, *STANDS_FOR.get(row, ())))
 
@@ -247,7 +244,7 @@ class Software:
 
 
 def same(given: Any, meant: Any) -> bool:
-    """Whether an option's value is what a case means; texts without case, numbers as texts too.
+    """True if an option's value matches a case; texts are compared without case, numbers also as texts.
 
     >>> same("True", True), same("BF16", "bf16"), same(None, False), same("2", 2), same(1, True)
     (True, True, True, True, False)
@@ -260,12 +257,12 @@ def same(given: Any, meant: Any) -> bool:
 
 
 def is_off(given: Any) -> bool:
-    """Whether an option says nothing: it is not given, null, or switched off."""
+    """True if an option is not given, null, or switched off."""
     return given is None or plain(given) in (False, "none", "null") or given in ([], {}, ())
 
 
 def plain(value: Any) -> Any:
-    """A value as every syntax has it: numbers and switches out of texts, other texts in lower case.
+    """A value independent of the syntax: texts of numbers and switches are converted, other texts are in lower case.
 
     >>> plain("8"), plain("true"), plain("1e-3"), plain("Adam"), plain(["A", 2])
     (8, True, 0.001, 'adam', ('a', 2))
@@ -289,7 +286,7 @@ def software_called(name: str) -> Software:
     """The software of a name.
 
     Raises:
-        UnknownNameError: the name is none of :data:`SOFTWARE`.
+        UnknownNameError: the name is not in :data:`SOFTWARE`.
     """
     if name not in (known := (*SOFTWARE, *READ_ONLY)):
         raise UnknownNameError("training software", name, known)
@@ -357,7 +354,7 @@ def _words(row: Mapping[str, Any]) -> Words:
 
 @cache
 def real_options(name: str) -> frozenset[str]:
-    """The options that a software really has, from its file in ``options/``; lines with ``#`` say their source.
+    """The options of a software, from its file in ``options/``; lines with ``#`` name their source.
 
     >>> "--tensor-model-parallel-size" in real_options("megatron-lm")
     True

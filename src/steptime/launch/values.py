@@ -1,7 +1,6 @@
-"""Concepts of a launch: the names under which a run and its launch file are held against each other.
-
-A concept is a key of a run (``tp``, ``dtype``), a part of one (``overlap.tp``, ``model.layers``), or something that
-software asks for in place of a key (``nodes``, ``replicate``). What the latter have to do with keys is a table.
+"""Concepts of a launch: common names for the keys of a run and the options of launch files.
+A concept is a key of a run (``tp``, ``dtype``), a part of one (``overlap.tp``, ``model.layers``), or a quantity that
+software has in place of a key (``nodes``, ``replicate``). Tables relate the latter to keys.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ Values = dict[str, Any]
 OVERLAPS: Final = choices_of("overlap")
 OFFLOADS: Final = choices_of("offload")
 OWN: Final = (*OF_FRAMEWORK, "dp", "tp2", "sp", "micro_batch", "panels", "zero", "offload", "dispatcher", "expert_load")
-"""Keys of a plan that frameworks have habits of, that a run always has, or that no launch file has."""
+"""Keys of a plan with a framework's default, keys that every run has, and keys that no launch file has."""
 USUAL: Final = tuple(name for name in KEYS if name not in OWN)
-"""Keys that a run leaves out where they have the usual value."""
-#: Concept -> its value where nobody says anything, and what is left out of a written run.
+"""Keys that a written run leaves out at their default value."""
+#: Concept -> default value, which a written run leaves out.
 NEUTRAL: Final[Mapping[str, Any]] = {
     "dtype": "bf16",
     "optimizer": "adam",
@@ -36,7 +35,7 @@ NEUTRAL: Final[Mapping[str, Any]] = {
     "lora.targets": "linear",
     "lora.qlora": False,
 }
-#: Concept -> the degree without which it means nothing.
+#: Concept -> degree or condition without which it does not apply.
 NEEDS: Final[Mapping[str, str]] = {
     "sp": "tp",
     "vpp": "pp",
@@ -75,9 +74,8 @@ _GROUPS: Final[Mapping[str, Callable[[Values], bool]]] = {
 
 
 def matters(concept: str, values: Values) -> bool:
-    """Whether a concept means anything in a job with these values.
-
-    Data ranks that nobody says may be several, other ranks are one.
+    """True if a concept applies to a job with these values.
+    An unknown number of data ranks may be above 1; other unknown degrees are 1.
 
     >>> matters("sp", {"tp": 1}), matters("sp", {"tp": 2}), matters("zero", {"dp": 1, "cp": 2}), matters("zero", {})
     (False, True, True, True)
@@ -88,7 +86,7 @@ def matters(concept: str, values: Values) -> bool:
     return _GROUPS[need](values) if need in _GROUPS else (values.get(need) or 1) > 1
 
 
-#: What software asks for in place of keys of a run -> those keys.
+#: Concept of software -> keys of a run that it stands for.
 STANDS_FOR: Final[Mapping[str, tuple[str, ...]]] = {
     "mesh_tp": ("tp",),
     "mesh_cp": ("cp",),
@@ -108,7 +106,7 @@ STANDS_FOR: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def relevant(values: Values) -> Values:
-    """The values without concepts that mean nothing in this job."""
+    """The values without concepts that do not apply to the job."""
     return {concept: value for concept, value in values.items() if matters(concept, values)}
 
 
@@ -119,10 +117,10 @@ class Product:
     whole: str
     parts: tuple[str, ...]
     needed: bool = True
-    """Whether parts that do not divide the whole are a contradiction; else they leave the rest unknown."""
+    """True: parts that do not divide the whole are refused; False: they leave the rest unknown."""
 
     def completed(self, values: Values) -> Values:
-        """The one that follows, if all others are known.
+        """The one concept that follows, if all others are known.
 
         Raises:
             PlanError: they do not multiply; the message shows the arithmetic.
@@ -177,7 +175,7 @@ PRODUCTS: Final = (
 
 
 def multiplied(values: Values) -> Values:
-    """The values with every concept that products make known.
+    """The values with all concepts that follow from products.
 
     Raises:
         PlanError: numbers that do not multiply.
@@ -196,7 +194,7 @@ def multiplied(values: Values) -> Values:
 
 
 def above_one(name: str, values: Values) -> bool:
-    """Whether a degree is above 1; ``sharded``: gradients are, ``hybrid``: the shards have replicas.
+    """True if a degree is above 1; ``sharded``: gradients are sharded, ``hybrid``: the shards have replicas.
 
     >>> above_one("tp", {"tp": 2}), above_one("sharded", {"zero": 1}), above_one("hybrid", {"replicate": 4})
     (True, False, True)
@@ -207,7 +205,7 @@ def above_one(name: str, values: Values) -> bool:
     return degree > 1 or degree == -1
 
 
-#: Axes of a device mesh by the names that scripts give them -> concept.
+#: Name of a device mesh axis in scripts -> concept.
 MESH_NAMES: Final = {
     **dict.fromkeys(("replicate", "dp_replicate", "ddp", "inter_node"), "replicate"),
     **dict.fromkeys(("shard", "dp_shard", "fsdp", "dp", "data", "intra_node"), "shard_ranks"),
@@ -217,7 +215,7 @@ MESH_NAMES: Final = {
 
 
 def with_parts(values: Values) -> Values:
-    """The values of a run with what software asks for in place of its keys.
+    """The values of a run with the concepts that software has in place of its keys.
 
     Raises:
         PlanError: numbers that do not multiply, as a global batch that is no multiple of the replicas.
@@ -256,7 +254,7 @@ def with_parts(values: Values) -> Values:
 
 
 def _of_model(values: Values) -> Values:
-    """What software asks for in place of a model's dimensions."""
+    """Concepts that software has in place of a model's dimensions."""
     if not values.get("model.hidden"):
         return {}
     layers, moe = values["model.layers"], values.get("model.experts.moe_layers")
@@ -274,7 +272,7 @@ def _of_model(values: Values) -> Values:
 
 
 def _block(values: Values) -> str:
-    """Kind of decoder, for software that has one class for each kind."""
+    """Kind of decoder, for software with one class per kind."""
     if values.get("model.latent.kv_lora_rank"):
         return "latent"
     if values.get("model.experts.experts"):
@@ -283,15 +281,15 @@ def _block(values: Values) -> str:
 
 
 def _mesh(values: Values) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Shape and names of a device mesh, outermost axis first: ranks are numbered along the innermost."""
+    """Shape and axis names of a device mesh, outermost axis first; ranks are numbered along the innermost."""
     axes = [("replicate", values["replicate"]), ("shard", values["shard_ranks"])]
     axes += [(name, values[name]) for name in ("cp", "tp") if values[name] > 1]
     return tuple(n for _, n in axes), tuple(name for name, _ in axes)
 
 
 def unfolded(values: Values) -> Values:
-    """Keys of a run that follow from what software asks for in their place; the inverse of :func:`with_parts`, before
-    the choices that look at degrees."""
+    """Keys of a run from the concepts in their place: the inverse of :func:`with_parts`, before choices that depend on
+    degrees."""
     out = dict(values)
     if (shape := out.pop("mesh_shape", None)) is not None:
         names = out.pop("mesh_names", None) or ("replicate", "shard")[-len(shape) :]
@@ -330,7 +328,7 @@ def _batches(out: Values) -> Values:
 
 
 def expert_layers(pattern: Any, layers: int | None) -> int | None:
-    """Layers with experts of a pattern of layers: a list of 0 and 1, its text, or n for every n-th; None: it is none.
+    """Layers with experts of a pattern: a list of 0 and 1, its text, or n for every n-th layer; None: no pattern.
 
     >>> expert_layers("([0]*1+[1]*27)", 28), expert_layers([0, 1], 2), expert_layers("2", 5), expert_layers("x", 5)
     (27, 1, 3, None)
@@ -378,7 +376,7 @@ def meshed(values: Values) -> Values:
 
 
 def without_parts(values: Values) -> Values:
-    """What choices say of recomputation and shards, as keys of a run.
+    """The values with recomputation and shards as keys of a run.
 
     Raises:
         PlanError: numbers that do not multiply.

@@ -16,7 +16,7 @@ from steptime.launch.table import READ_ONLY, SOFTWARE, Options, Software, softwa
 from steptime.launch.values import NEUTRAL, matters, with_parts
 from steptime.version import __version__
 
-#: Concepts of a launch file that say where it came from, not what is run.
+#: Concepts of a launch file that describe its origin, not the run.
 ORIGIN: Final = ("for", "model", "cluster", "framework", "node_devices")
 
 
@@ -26,14 +26,14 @@ class Exported:
 
     software: str
     file: str
-    """Name that the software usually gives it."""
+    """Usual name of the file."""
     text: str
     options: Mapping[str, Any]
     """Options of the software that the plan fixes."""
     launcher: str
-    """Command that starts it."""
+    """Command that starts the run."""
     lost: tuple[str, ...]
-    """What the plan says and the software has no option for."""
+    """Concepts of the plan that the software has no option for."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -56,7 +56,7 @@ def export_run(run: RunSpec, software: str) -> Exported:
 
 
 def export_launch(launch: Launch, software: Software) -> Exported:
-    """The launch file of a run that leaves nothing open.
+    """The launch file of a complete launch.
 
     Raises:
         PlanError: the software cannot run the plan.
@@ -86,7 +86,7 @@ def export_launch(launch: Launch, software: Software) -> Exported:
 
 
 def _unsaid(launch: Launch, software: Software, options: Options, launcher: str) -> dict[str, Any]:
-    """Concepts that reading the options alone would not give back, with where the run came from."""
+    """Concepts that cannot be read back from the options alone, with the origin of the run."""
     origin = {"for": software.name, "model": launch.model, "cluster": launch.cluster}
     read = launch_read(software, options, launcher, origin)
     out: dict[str, Any] = {name: value for name, value in origin.items() if value is not None}
@@ -103,7 +103,7 @@ def _unsaid(launch: Launch, software: Software, options: Options, launcher: str)
 
 
 def _head(software: Software, extra: Mapping[str, Any], lost: list[str]) -> tuple[str, ...]:
-    """The first comment: what wrote the file, and what it does not say."""
+    """Lines of the first comment: the version of steptime, and concepts without an option."""
     lines = [f"Written by steptime {__version__} for {software.title}, options of {software.version}."]
     if lost:
         said = ", ".join(f"{name} {extra[name]}" for name in lost)
@@ -112,7 +112,7 @@ def _head(software: Software, extra: Mapping[str, Any], lost: list[str]) -> tupl
 
 
 def summary(exported: Exported) -> str:
-    """One line on what is not expressed; empty: all is."""
+    """One line on concepts that are not expressed; empty: there are none."""
     if not exported.lost:
         return ""
     return f"no option for: {first_few(exported.lost, 8)} (in a comment that steptime import reads)"

@@ -1,1 +1,1 @@
-"""What outlives a process: journals of measurements, tables, and files that are whole or absent."""
+"""Persistent data: journals of measurements, tables, and files that are whole or absent."""

@@ -1,7 +1,6 @@
-"""The TOML files of the package, parsed when it is built: one file with an index, of which single documents are read.
-
-A document is found by the text that it was parsed from. A file that was edited since is no longer found, and is parsed.
-Documents of other modules, which follow from a file and from code, are found by all of these texts.
+"""The TOML files of the package, parsed when it is built: one file with an index, from which single documents are read.
+A document is found by the text that it was parsed from; a file that was edited since is not found, and is parsed.
+Documents of other modules, derived from a file and from code, are found by all of these texts.
 
 The first line is the file's seal: the version of steptime that wrote it and a checksum of the rest. A file of another
 version, or one that was damaged or edited, is not used: every document is then parsed from its text.
@@ -26,11 +25,11 @@ except ImportError:  # pragma: no cover
 FILE: Final = Path(__file__).with_name("compiled.json")
 """Written by ``scripts/catalogue`` and by the build of the package; without it every file is parsed."""
 SHORTEST: Final = 40
-"""Letters of the smallest text that is looked for."""
+"""Least number of characters of a text that is looked up."""
 
 
 def key_of(*texts: str) -> str:
-    """Name of the document that follows from some texts.
+    """Key of the document derived from some texts.
 
     >>> key_of("a", "b") == key_of("a", "b"), key_of("a", "b") == key_of("ab", "")
     (True, False)
@@ -43,7 +42,7 @@ def key_of(*texts: str) -> str:
 
 
 def compiled(*texts: str) -> Any:
-    """The document that follows from some texts, a new copy; None: the file has none."""
+    """A new copy of the document derived from some texts; None: the file does not have it."""
     index, data = _index()
     place = index.get(key_of(*texts)) if index and len(texts[0]) >= SHORTEST else None
     if place is None:
@@ -57,7 +56,7 @@ def compiled(*texts: str) -> Any:
 
 @cache
 def _index() -> tuple[Mapping[str, tuple[int, int]], bytes]:
-    """Where each document stands after the index, and what stands there; all is read at once, as a job needs fifty
+    """Index (key -> offset and length) and data of the documents; all is read at once, as a job needs fifty
     documents."""
     try:
         seal, _, rest = FILE.read_bytes().partition(b"\n")
@@ -71,12 +70,12 @@ def _index() -> tuple[Mapping[str, tuple[int, int]], bytes]:
 
 
 def _seal(rest: bytes) -> bytes:
-    """First line of a file: the version that wrote it, and a checksum of what follows."""
+    """First line of a file: the version that wrote it, and a checksum of the rest."""
     return f"{__version__} {blake2b(rest, digest_size=16).hexdigest()}".encode()
 
 
 def write(documents: Iterable[tuple[tuple[str, ...], Any]], path: Path = FILE) -> int:
-    """Writes documents with the texts that each follows from; what JSON does not keep is left out.
+    """Write documents with the texts that each is derived from, without documents that JSON cannot represent.
 
     Returns:
         Number of documents.
@@ -97,7 +96,7 @@ def write(documents: Iterable[tuple[tuple[str, ...], Any]], path: Path = FILE) -
 
 
 def _blob(document: Any) -> bytes | None:
-    """A document as JSON; None where it does not come back as it is (it has dates, or no text as a key)."""
+    """A document as JSON; None: it does not survive the round trip (it has dates, or keys that are no texts)."""
     try:
         text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Files of users: read with all the ways in which that can fail named, and written whole or not at all."""
+"""Files of users: read with an error for each kind of failure, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Any, BinaryIO, Final
 from steptime.errors import InputFileError, nearest
 from steptime.store.compiled import compiled
 
-#: Where a process finds what it was started with.
+#: Prefixes of paths to files that the process was started with.
 OPENED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 FOLDER: Final = "is a folder, not a file"
 SPECIAL: Final = "is not a regular file"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Failures to write for want of room: a full disk, a full quota, a limit on the size of files."""
+"""Error numbers of writes without room: a full disk, a full quota, a limit on the size of files."""
 ROOM_HINT: Final = "make room, or write it to another disk; nothing that was there is changed"
 BUSY: Final = "is being written by another process"
 BROKEN: Final = (OSError, EOFError, zlib.error)
-"""What reading or unpacking a file raises that is missing, damaged or cut short."""
+"""Exceptions from reading or unpacking a file that is missing, damaged or cut short."""
 KEY_PARTS: Final = 20
-"""Parts that a dotted key of a TOML file may have; those of steptime have at most five."""
+"""Most parts of a dotted key in a TOML file; keys of steptime have at most five."""
 ROOM: Final = 4096
-"""Bytes that must fit where a file is to be written: one block."""
+"""Bytes that must fit in the folder of a file to write: one block."""
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a regular file; False too for a name that no file can have and below a locked folder."""
+    """True if there is a regular file; False also for an invalid name and below a locked folder."""
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for those two
 
 
 def refuse_endless(path: str | os.PathLike[str]) -> None:
-    """Refuse what a reader may wait for without end, a named pipe or a device; what the shell opened is read.
+    """Refuse files that may block a reader forever, named pipes and devices, unless the shell opened them.
 
     Raises:
         InputFileError: it is neither a file nor a folder, nor below ``/dev/fd`` as ``<(...)`` is.
@@ -75,9 +75,9 @@ def read_bytes(path: str | os.PathLike[str], at_most: int, what: str, *, hint: s
 
     Args:
         path: the file.
-        at_most: bytes that it may have.
-        what: what it ought to be, for the message about one that is larger.
-        hint: what to do about that.
+        at_most: most bytes.
+        what: kind of file, for the message about a larger one.
+        hint: hint of that message.
 
     Raises:
         InputFileError: it is missing, a folder, no regular file, unreadable or too large.
@@ -110,7 +110,7 @@ def read_text(path: str | os.PathLike[str], at_most: int, what: str) -> str:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The document in a TOML text; that of a file of the package was parsed when the package was built.
+    """The document of a TOML text; documents of the package's files were parsed when the package was built.
 
     Raises:
         InputFileError: the text is not TOML, or nested too deeply; the message names the file ``where``.
@@ -149,7 +149,7 @@ def refuse_long_keys(text: str, where: str) -> None:
 
 
 def refuse_special(path: str | os.PathLike[str]) -> None:
-    """Refuse to write what is there and is no regular file.
+    """Refuse to overwrite anything but a regular file.
 
     Raises:
         InputFileError: it is a folder, a pipe or a device.
@@ -165,12 +165,11 @@ def unwritable(path: str | os.PathLike[str], error: OSError) -> InputFileError:
 
 
 def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> None:
-    """Writes a text file so that a reader sees the old file or the new one, never a part.
-
+    """Write a text file so that a reader sees the old file or the new one, never a part.
     Args:
         path: the file.
-        text: what it holds then.
-        make_folder: make its folder where there is none.
+        text: its new content.
+        make_folder: create its folder if missing.
 
     Raises:
         InputFileError: it cannot be written.
@@ -185,10 +184,9 @@ def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> No
 
 
 def replace_file(target: Path, data: bytes) -> None:
-    """Replaces a file by a complete new one with its mode, or leaves it as it is.
-
-    The new one has no name while it is written, so that a killed process leaves nothing behind; only a file system
-    without such files (``O_TMPFILE``) has a hidden one next to the target meanwhile.
+    """Replace a file by a complete new one with its mode, or leave it unchanged.
+    The new file has no name while it is written, so that a killed process leaves nothing behind; only on a file system
+    without such files (``O_TMPFILE``) it is a hidden file next to the target.
 
     Raises:
         OSError: it cannot be written.
@@ -244,7 +242,7 @@ def _umask() -> int:
 
 
 def refuse_unwritable(path: str | os.PathLike[str]) -> None:
-    """Find out before the work, not after it, that a file cannot be written.
+    """Check before the work that a file can be written.
 
     Raises:
         InputFileError: the folder is missing, read-only or full, or the path is no regular file.
@@ -261,7 +259,7 @@ def refuse_unwritable(path: str | os.PathLike[str]) -> None:
 
 
 def prepare_folder(path: str | Path) -> None:
-    """Makes a folder now, so that one that cannot be written to is refused before the work.
+    """Create a folder before the work, and refuse one that cannot be written to.
 
     Raises:
         InputFileError: it cannot be made, or it is read-only or full.
@@ -279,7 +277,7 @@ def prepare_folder(path: str | Path) -> None:
 
 @contextmanager
 def one_writer(folder: str | Path) -> Iterator[None]:
-    """Keeps other processes that ask for the same from writing to a folder, which exists.
+    """Context that locks an existing folder against other writers that use this lock.
 
     Raises:
         InputFileError: another process writes to it.
@@ -297,7 +295,7 @@ def one_writer(folder: str | Path) -> Iterator[None]:
 
 
 def lock(handle: int) -> bool:
-    """Locks an open file or folder until it is closed; False where another process holds it."""
+    """Lock an open file or folder until it is closed; False: another process holds the lock."""
     try:
         import fcntl
     except ImportError:  # this system has no file locks
@@ -312,7 +310,7 @@ def lock(handle: int) -> bool:
 
 
 def _try_room(folder: Path) -> None:
-    """Raises OSError where a small file cannot be written."""
+    """Raise OSError if a small file cannot be written."""
     import tempfile
 
     with tempfile.TemporaryFile(dir=folder) as file:

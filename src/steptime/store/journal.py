@@ -1,8 +1,8 @@
 """A journal of measurements that can be resumed.
 
-A journal is JSON lines. The first line is its header, which says what was being measured and where; every other line
+A journal is JSON lines. The first line is its header, which names the measurement and the machine; every other line
 is one record with a ``key``. A record is on disk when :meth:`Journal.append` returns, so an interrupted run loses at
-most the measurement that was under way. A last line that was torn by a crash is dropped.
+most the measurement in progress. A last line that was torn by a crash is dropped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Stored:
     header: Record
     records: tuple[Record, ...]
     whole_bytes: int
-    """Length of the part that is whole; what follows is a torn line."""
+    """Length of the intact part; a torn line may follow."""
 
 
 def read_journal(path: str | Path) -> Stored:
@@ -111,12 +111,12 @@ class Journal:
     """
 
     def __init__(self, path: str | Path, header: Record, *, resume: bool = False) -> None:
-        """Opens a journal for writing.
+        """Open a journal for writing.
 
         Args:
             path: the file.
-            header: what is measured and where; a journal is resumed only under an equal header.
-            resume: go on with the file if there is one; otherwise it is emptied.
+            header: measurement and machine; a journal is resumed only under an equal header.
+            resume: continue an existing file; otherwise it is emptied.
 
         Raises:
             InputFileError: it cannot be opened, another process writes it, it is damaged, or it has another header.
@@ -137,7 +137,7 @@ class Journal:
             raise
 
     def _open(self) -> io.FileIO:
-        """Unbuffered: what a full disk did not take must not be written again when the file is closed."""
+        """Open unbuffered: bytes that a full disk refused must not be written again when the file is closed."""
         refuse_special(self.path)
         try:
             return self.path.open("ab", buffering=0)
@@ -168,7 +168,7 @@ class Journal:
         return frozenset(record["key"] for record in self._records)
 
     def append(self, record: Record) -> None:
-        """Writes one record; it is on disk when this returns.
+        """Write one record; it is on disk on return.
 
         Raises:
             ValueError: the record has no ``key`` or is not plain JSON data.
@@ -197,7 +197,7 @@ class Journal:
             ) from None
 
     def close(self) -> None:
-        """Releases the file."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> Journal:

@@ -1,6 +1,5 @@
-"""Tables: CSV, CSV.gz and Parquet, by the ending of a file.
-
-Lines of CSV files: where the header is, what separates its cells, and which line breaks the form.
+"""Tables as CSV, CSV.gz and Parquet, by the ending of a file.
+Lines of CSV files: place of the header, separator of cells, and lines that break the form.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TABLES: Final = (".csv", ".csv.gz", ".parquet")
 
 
 _INTERRUPTED: Final = ("Query interrupted", "INTERRUPT Error")
-"""How DuckDB's words for Ctrl-C begin."""
+"""Starts of DuckDB's messages for Ctrl-C."""
 
 
 @contextmanager
@@ -33,12 +32,11 @@ def connected(what: str, failed: Callable[[str], UserError]) -> Iterator[Any]:
     """A connection of DuckDB, closed at the end.
 
     Args:
-        what: needs it, for the message where it is not installed.
-        failed: the error from the first line of what DuckDB says of its own.
-
+        what: feature that needs DuckDB, for the message if it is not installed.
+        failed: makes the error from the first line of DuckDB's message.
     Raises:
-        UserError: it is not installed, or that of ``failed``.
-        KeyboardInterrupt: Ctrl-C while it works, of which DuckDB makes an error.
+        UserError: DuckDB is not installed, or the error of ``failed``.
+        KeyboardInterrupt: Ctrl-C during a query, which DuckDB reports as an error.
     """
     duckdb = needed("duckdb", what)
     connection = duckdb.connect()
@@ -56,13 +54,12 @@ def connected(what: str, failed: Callable[[str], UserError]) -> Iterator[Any]:
 
 
 def filled(connection: Any, table: str, rows: Iterable[Mapping[str, Any]], types: Mapping[str, str]) -> None:
-    """Makes a table of DuckDB from rows of plain data.
-
+    """Create a table of DuckDB from rows of plain data.
     Args:
-        connection: of :func:`connected`.
+        connection: connection from :func:`connected`.
         table: its name.
-        rows: its rows; what one lacks is null.
-        types: its columns, each with its type in SQL.
+        rows: its rows; missing values are null.
+        types: column -> SQL type.
     """
     columns = ", ".join(f"{_quoted(name)}: {_quoted(kind.upper())}" for name, kind in types.items())
     form = f"format = 'newline_delimited', columns = {{{columns}}}"
@@ -82,7 +79,7 @@ def delimiter_of(line: str) -> str:
 
 
 def refuse_table(path: str | PathLike[str]) -> str:
-    """Find out before the work that a table cannot be written; its ending, of :data:`TABLES`.
+    """Check before the work that a table can be written; returns its ending, one of :data:`TABLES`.
 
     Raises:
         UserError: the ending is none of these, or it is Parquet and DuckDB is not installed.
@@ -100,13 +97,12 @@ def refuse_table(path: str | PathLike[str]) -> str:
 def write_table(
     path: str | PathLike[str], rows: Sequence[Mapping[str, Any]], types: Mapping[str, str] | None = None
 ) -> None:
-    """Writes rows as CSV, CSV.gz or Parquet, by the ending; what a row lacks is empty or null.
-
+    """Write rows as CSV, CSV.gz or Parquet, by the ending; missing values are empty or null.
     Args:
         path: the file.
-        rows: of plain data.
-        types: its columns, each with its type in SQL; None: those of all rows in order of appearance, doubles where
-            all are numbers, else text.
+        rows: rows of plain data.
+        types: column -> SQL type; None: the columns of all rows in order of appearance, doubles if all values are
+            numbers, else text.
 
     Raises:
         UserError: the ending is none of these, it is Parquet and DuckDB is not installed, or there are neither rows nor
@@ -154,20 +150,20 @@ def _quoted(text: str) -> str:
 
 PARQUET: Final = "a table in Parquet"
 LONGEST: Final = 2**20
-"""Characters of a header that are looked at."""
+"""Most characters of a header line."""
 PREAMBLE: Final = 1000
-"""Lines before a header that may be blank or comments."""
+"""Most lines, blank or comments, before a header."""
 
 
 def opened(file: Path) -> TextIO:
-    """The text of a CSV or CSV.gz file in UTF-8, lines ending as they do there."""
+    """The open text of a CSV or CSV.gz file in UTF-8, with its own line endings."""
     if file.name.lower().endswith(".gz"):
         return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
     return file.open(encoding="utf-8-sig", newline="")
 
 
 def says_nothing(cells: Sequence[str]) -> bool:
-    """Whether the cells of a line, or the line as one cell, are blank or a comment.
+    """True if the cells of a line, or the line as one cell, are blank or a comment.
 
     >>> [says_nothing(cells) for cells in (["# by hand", "1"], ["", " "], [], ["1", "# by hand"])]
     [True, True, True, False]
@@ -176,7 +172,7 @@ def says_nothing(cells: Sequence[str]) -> bool:
 
 
 def first_line(lines: Iterable[str]) -> tuple[int, str]:
-    """The first line that is neither blank nor a comment, behind the number of lines before it; "" without one.
+    """Number of lines before the first line that is neither blank nor a comment, and this line; "": there is none.
 
     >>> first_line(["# by hand", "", "a,b", "1,2"])
     (2, 'a,b')
@@ -185,7 +181,7 @@ def first_line(lines: Iterable[str]) -> tuple[int, str]:
 
 
 def beginning(stream: TextIO) -> Iterator[str]:
-    """The lines in which a header is looked for, also in a file without line breaks."""
+    """The lines among which the header is searched, also in a file without line breaks."""
     return islice(iter(lambda: stream.readline(LONGEST), ""), PREAMBLE)
 
 
@@ -195,10 +191,9 @@ def unlike_header(line: int, cells: int, header: int) -> str:
 
 
 def refuse_surplus(cells: Sequence[str], header: int, line: int, delimiter: str, where: str) -> None:
-    """Refuses a line that says something beyond the cells of the header; empty cells there are left alone.
-
+    """Refuse a line with more nonempty cells than the header; surplus empty cells are ignored.
     Raises:
-        InputFileError: it does; the message has the line.
+        InputFileError: the line has surplus cells; the message has its number.
     """
     if any(cell.strip() for cell in cells[header:]):
         raise InputFileError(where, unlike_header(line, len(cells), header), hint=in_quotes(delimiter))
@@ -214,7 +209,7 @@ def in_quotes(delimiter: str) -> str:
 
 
 def cells_of(file: Path) -> Iterator[list[str]]:
-    """The header of a CSV or CSV.gz file, then its rows, each with as many cells; blank lines are passed over.
+    """The header of a CSV or CSV.gz file, then its rows, each with the same number of cells, without blank lines.
 
     Raises:
         InputFileError: a line breaks the form; the message has the line.

@@ -1,1 +1,1 @@
-"""The page: `steptime serve`, `steptime report`; it calls the API and holds no formula."""
+"""The web page: `steptime serve`, `steptime report`; it calls the API and has no formulas of its own."""

@@ -1,6 +1,6 @@
 """Answers to the questions of the page: each is one call of the API, as plain data.
 
-``GET`` lists catalogues as the commands of the same names do; ``POST`` takes a job (:mod:`steptime.web.asked`).
+``GET`` lists catalogues like the commands of the same names; ``POST`` takes a job (:mod:`steptime.web.asked`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from steptime.web.timeline import MAX_ACTIONS, columns_of
 Progress = Callable[[int, int], None]
 Answer = Callable[[Mapping[str, Any], Desk, Progress], Mapping[str, Any]]
 MAX_TOP: Final = 200
-"""Plans that a search sends at most."""
+"""Most plans in the answer to a search."""
 
 
 def _estimate(given: Mapping[str, Any], own: Desk, progress: Progress) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def roofline_of(estimate: Mapping[str, Any]) -> Mapping[str, Any]:
     """The chart of ``steptime plot roofline`` of an explained estimate, as plain data.
 
     Raises:
-        UserError: the estimate does not tell the work of its operators.
+        UserError: the estimate does not have the work of its operators.
     """
     return chart("roofline", [result("the estimate", estimate)]).to_json()
 
@@ -143,12 +143,12 @@ ANSWERS: Final[Mapping[str, Answer]] = {
     "ledger": _ledger,
     "guide": _guide,
 }
-"""Question -> how it is answered; the call of the API has its name."""
+"""Question -> function that answers it; the API's function has the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """A list of names, and one entry of it."""
+    """Functions for a list of names, and for one entry of it."""
 
     every: Callable[[], Mapping[str, Any]]
     one: Callable[[str], Mapping[str, Any]]
@@ -273,7 +273,7 @@ CATALOGUES: Final[Mapping[str, Catalogue]] = {
 
 @lru_cache(maxsize=1)
 def choices() -> Mapping[str, Any]:
-    """What the page offers in its lists, in one answer."""
+    """All lists of the page in one answer."""
     return document(
         version=__version__,
         models=_models()["models"],

@@ -1,7 +1,7 @@
-"""What a client asks for: names of catalogues and pasted text, never a path, a module or a file.
+"""Requests of clients: names of catalogues and pasted text, never a path, a module or a file.
 
 A body is a RUN.toml as JSON (:mod:`steptime.formats.estimate_file`) whose model and cluster are names, or pasted as
-``{"text": "..."}``. A pasted text is written to a folder of its own under a name of ours, and goes with it.
+``{"text": "..."}``. A pasted text is written to a temporary folder under a fixed name, and deleted with the folder.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from steptime.store.files import parse_toml
 
 WHERE: Final = "the request"
 MAX_BODY_BYTES: Final = 2**20
-"""A body that is larger is refused unread."""
+"""Largest body; a larger one is refused unread."""
 MAX_TEXT: Final = 200_000
-"""Letters of a pasted model or cluster; a real one has some thousands."""
+"""Most characters of a pasted model or cluster; a real one has some thousands."""
 MAX_NAME: Final = 200
 REFERENCES: Final = frozenset({"base", "device", "link", "cluster", "curves", "include", "includes"})
 """Keys of a hardware file whose value may name another file."""
@@ -71,7 +71,7 @@ def _finite(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A job and its plan, in the words of the API."""
+    """A job and its plan, as arguments of the API."""
 
     model: str
     cluster: str
@@ -82,14 +82,14 @@ class Asked:
 
 
 class Desk:
-    """A folder for the pasted texts of one question, and words for it in answers and messages."""
+    """Folder for the pasted texts of one question, with names for its files in answers and messages."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._count = 0
 
     def written(self, text: str, name: str) -> str:
-        """Path of a new file of ours with the text.
+        """Path of a new file with the text.
 
         Raises:
             UserError: the text cannot be written as UTF-8.
@@ -105,7 +105,7 @@ class Desk:
         return str(place / name)
 
     def without_paths(self, text: str) -> str:
-        """A text in which the files of the folder have their bare names."""
+        """The text with bare names for files of the folder."""
         for number in range(1, self._count + 1):
             text = text.replace(f"{self._folder / str(number)}/", "")
         return text
@@ -113,7 +113,7 @@ class Desk:
 
 @contextmanager
 def desk() -> Iterator[Desk]:
-    """A desk that is cleared at the end; a message of a user's error names no path of ours."""
+    """Context of a desk, cleared at the end; messages of user errors contain no path of its folder."""
     with tempfile.TemporaryDirectory(prefix="steptime-page-") as folder:
         own = Desk(Path(folder))
         try:
@@ -136,12 +136,11 @@ def asked_of(document: Mapping[str, Any], own: Desk, options: Mapping[str, type]
     """The job that a document describes, and the options of the question.
 
     Args:
-        document: of the body.
-        own: where pasted texts go.
-        options: keys that the question takes in addition to those of a RUN.toml, each with the type of its value.
-
+        document: document of the body.
+        own: desk for pasted texts.
+        options: keys of the question in addition to those of a RUN.toml, each with the type of its value.
     Raises:
-        UserError: something in it is wrong; the message says what to change.
+        UserError: something in the document is wrong; the message says what to change.
     """
     extra = {key: _typed(key, document[key], kind) for key, kind in options.items() if document.get(key) is not None}
     rest = {key: value for key, value in document.items() if key not in options}
@@ -160,7 +159,7 @@ def asked_of(document: Mapping[str, Any], own: Desk, options: Mapping[str, type]
 
 
 def _refuse_files(value: Any, key: str) -> None:
-    """Refuse whatever in a plan could be the name of a file, whichever key it has: a load of experts, for one.
+    """Refuse values of a plan that could name a file, under any key (such as a load of experts).
 
     Raises:
         FieldError: names the key.
@@ -176,15 +175,15 @@ def _refuse_files(value: Any, key: str) -> None:
 
 
 def on_cluster(asked: Asked) -> Asked:
-    """The same; what it asks needs a cluster, devices and a batch.
+    """The job, checked to have a cluster, devices and a batch.
 
     Raises:
         FieldError: one is missing.
     """
     given = {"cluster": asked.cluster or None, **asked.settings}
-    lacking = [name for name in ("cluster", "gpus", "global_batch") if given.get(name) is None]
-    if lacking:
-        raise FieldError(WHERE, ", ".join(lacking), "missing", hint="give a cluster, gpus and global_batch")
+    missing = [name for name in ("cluster", "gpus", "global_batch") if given.get(name) is None]
+    if missing:
+        raise FieldError(WHERE, ", ".join(missing), "missing", hint="give a cluster, gpus and global_batch")
     return asked
 
 
@@ -245,7 +244,7 @@ def _pasted(field: str, given: Mapping[str, Any]) -> str:
 
 
 def _refuse_references(value: Any, key: str = "") -> None:
-    """Refuse what in a hardware file would lead to another file.
+    """Refuse references of a hardware file to other files.
 
     Raises:
         FieldError: names the key.

@@ -49,7 +49,7 @@ def serve(
 
 
 def server_settings(host: str) -> uvicorn.Config:
-    """How the page is served: HTTP/1.1 alone, with short heads that arrive in time, no log of requests."""
+    """Settings of the server: only HTTP/1.1, short request heads that arrive in time, no log of requests."""
     import uvicorn
 
     from steptime.web.connection import Prompt
@@ -91,7 +91,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _address(host: str, port: int) -> str:
-    """What to open in a browser.
+    """Address to open in a browser.
 
     >>> _address("::1", 80), _address("0.0.0.0", 8733)
     ('http://[::1]:80/', 'http://127.0.0.1:8733/')

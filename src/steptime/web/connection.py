@@ -12,35 +12,34 @@ HEAD_S: Final = 10.0
 
 
 class Prompt(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, closed where a head does not arrive whole within :data:`HEAD_S`.
-
-    uvicorn limits the time after an answer alone: a client that sends nothing, or half a head, would stay for ever.
+    """uvicorn's HTTP/1.1 protocol that closes a connection if no complete head arrives within :data:`HEAD_S`.
+    uvicorn limits only the time after an answer: a client that sends nothing, or half a head, would stay forever.
     """
 
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client came."""
+        """Start the timer for a new client."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes came; only a whole head stops the clock, however slowly it drips."""
+        """Take received bytes; only a complete head stops the timer."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """An answer is sent."""
+        """Restart the timer after an answer."""
         super().on_response_complete()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """Stop the timer of a client that is gone."""
         self._stop()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Start the clock where no request is at work."""
+        """Start the timer if no request is in progress."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
         elif self._late is None and not self.transport.is_closing():

@@ -1,7 +1,6 @@
-"""What stands before every answer: whose host it is, where a request comes from, how large it is, what a page may load.
-
-A page of another site can reach a server on loopback, by a form or by a name that it lets point there (DNS rebinding).
-Hence the host that a request names has to be this machine, and what a browser says of its origin has to be the page.
+"""Checks before every answer: host and origin of the request, its type, and headers that limit what a page may load.
+A page of another site can reach a server on loopback, by a form or by a name that resolves to it (DNS rebinding).
+Therefore the host that a request names has to be this machine, and the origin that a browser sends has to be the page.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ HEADERS: Final = (
     ("cross-origin-resource-policy", "same-origin"),
     ("x-frame-options", "DENY"),
 )
-"""Of every answer."""
+"""Headers of every answer."""
 LOOPBACK_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name is that of the loopback interface.
+    """True for an address or name of the loopback interface.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("10.0.0.1")
     (True, True, True, False)
@@ -44,7 +43,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of(header: str) -> str:
-    """The host of a ``Host`` header without its port, in lower case; empty where it is malformed.
+    """The host of a ``Host`` header without its port, in lower case; empty: malformed.
 
     >>> host_of("LocalHost:8733"), host_of("[::1]:80"), host_of("a@b"), host_of("evil.example/x")
     ('localhost', '::1', '', '')
@@ -58,10 +57,9 @@ def host_of(header: str) -> str:
 
 
 def is_allowed(host: str, bound: str) -> bool:
-    """Whether a request may name this host where the server is bound to ``bound``.
-
-    On loopback only its addresses and names. Elsewhere any address, which no name server can point away, the name that
-    the server was started with, and that of the machine.
+    """True if a request may name this host while the server is bound to ``bound``.
+    On loopback only its addresses and names are allowed. Elsewhere any IP address (DNS cannot redirect it), the name
+    that the server was started with, and the name of the machine.
 
     >>> is_allowed("localhost", "127.0.0.1"), is_allowed("evil.example", "127.0.0.1"), is_allowed("10.1.2.3", "0.0.0.0")
     (True, False, True)
@@ -78,7 +76,7 @@ def is_allowed(host: str, bound: str) -> bool:
 
 
 def refusal(headers: Headers, method: str, bound: str) -> tuple[int, str, str] | None:
-    """Status, message and hint for a request that is not answered; None: it is."""
+    """Status, message and hint for a refused request; None: it is answered."""
     if len(headers.getlist("host")) != 1 or not is_allowed(host_of(headers.get("host", "")), bound):
         return 421, "the request names another host", "open the address that steptime serve printed"
     if method in ("GET", "HEAD"):
@@ -96,7 +94,7 @@ def refusal(headers: Headers, method: str, bound: str) -> tuple[int, str, str] |
 
 
 def urlsplit_host(origin: str) -> str:
-    """Host and port of an origin; empty where it has none.
+    """Host and port of an origin; empty: it has none.
 
     >>> urlsplit_host("http://127.0.0.1:8733"), urlsplit_host("null")
     ('127.0.0.1:8733', '')
@@ -108,12 +106,12 @@ def urlsplit_host(origin: str) -> str:
 
 
 def problem(status: int, message: str, hint: str | None = None) -> JSONResponse:
-    """An answer that says what is wrong and what to do."""
+    """An answer with an error message and a hint."""
     return JSONResponse({"error": {"message": message, "hint": hint}}, status_code=status)
 
 
 class Guard:
-    """Refuses requests (:func:`refusal`) and gives every answer its headers."""
+    """ASGI middleware that refuses requests (:func:`refusal`) and adds headers to every answer."""
 
     def __init__(self, app: ASGIApp, bound: str) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""A report: the page with its answers inside, in one file that opens from disk and asks nobody for anything."""
+"""Report file: the page with its answers inside, in one file that opens from disk without a server or network."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ STATIC: Final = {
     "page.css": "text/css; charset=utf-8",
     "formulas.json": "application/json",
 }
-"""Files of the bundle; nothing else is sent."""
+"""File of the bundle -> media type; no other file is served."""
 
 
 @lru_cache(maxsize=1)
 def bundle() -> Mapping[str, bytes]:
-    """Files of the page, as they were built."""
+    """Built files of the page."""
     folder = files("steptime.web").joinpath("static")
     return {name: folder.joinpath(name).read_bytes() for name in STATIC}
 
@@ -52,8 +52,8 @@ def page_of(given: str, options: Mapping[str, Any], length: Mapping[str, Any], *
 
     Args:
         given: a model, a RUN.toml, or a JSON file that ``estimate`` or ``plan`` wrote.
-        options: of the command, by parameter.
-        length: of the whole run, the argument ``training`` of an API call; or empty.
+        options: options of the command, by parameter.
+        length: length of the whole run, the argument ``training`` of an API call; or empty.
         top: ranked plans next to the one shown; 0: none.
 
     Raises:
@@ -70,7 +70,7 @@ def page_of(given: str, options: Mapping[str, Any], length: Mapping[str, Any], *
 
 
 def _is_answer(given: str) -> bool:
-    """Whether a file is what ``--json`` wrote; a ``config.json`` of a model is not."""
+    """True if a file was written by ``--json``; a model's ``config.json`` was not."""
     if not given.lower().endswith(".json"):
         return False
     try:
@@ -82,7 +82,7 @@ def _is_answer(given: str) -> bool:
 
 
 def _written(path: str) -> dict[str, Any]:
-    """Answers in a file: an estimate, or a ranking and its first plan."""
+    """Answers from a file: an estimate, or a ranking and its first plan."""
     text = read_description(path)
     first = parse_estimate(text, path)
     answers: dict[str, Any] = {"estimate": first.to_json(explain=True)}
@@ -98,7 +98,7 @@ def _written(path: str) -> dict[str, Any]:
 
 
 def _asked(given: str, options: Mapping[str, Any], length: Mapping[str, Any], top: int) -> dict[str, Any]:
-    """Answers that are computed: the estimate of the plan, or of the best one; the ranking, the timeline."""
+    """Computed answers: the estimate of the plan or of the best one, the ranking, the timeline."""
     job = asked_job(given, options)
     cluster = needed(job, "a report")
     answers: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def _asked(given: str, options: Mapping[str, Any], length: Mapping[str, Any], to
 
 
 def _timeline(job: RunSpec, cluster: str, plan: Mapping[str, Any], found: Estimate) -> dict[str, Any] | None:
-    """The step as it is played; None where it cannot be, or has more passes than can be drawn."""
+    """The simulated step; None: it cannot be simulated, or has more passes than can be drawn."""
     if found.plan["pp"] < 2:
         return None
     try:
@@ -130,14 +130,14 @@ def _timeline(job: RunSpec, cluster: str, plan: Mapping[str, Any], found: Estima
 
 
 def _formulas(estimate: Mapping[str, Any]) -> dict[str, Any]:
-    """Formulas of the terms of an estimate alone."""
+    """Formulas of the terms of an estimate."""
     every = json.loads(bundle()["formulas.json"])
     calls = [call for detail in estimate.get("details", ()) for call in (detail, *detail["further"])]
     return {name: every[name] for name in sorted({call["function"] for call in calls}) if name in every}
 
 
 def _fragment(estimate: Mapping[str, Any]) -> str:
-    """The job in the words of the page's address."""
+    """The job as a fragment of the page's address."""
     names = {"gpus": "gpus", "global_batch": "batch", "seq_len": "seq", "dtype": "dtype", "optimizer": "optimizer"}
     of = {ours: estimate["workload"].get(theirs, "") for theirs, ours in names.items()}
     provenance = estimate["provenance"]
@@ -145,7 +145,7 @@ def _fragment(estimate: Mapping[str, Any]) -> str:
 
 
 def filled(files: Mapping[str, bytes], data: Mapping[str, Any]) -> str:
-    """The page with its script, its style and its data inside; its policy allows these two and nothing else."""
+    """The page with script, style and data inside; its policy allows only this script and style."""
     script, style = files["page.js"].decode(), files["page.css"].decode()
     policy = POLICY.format(script=digest(script), style=digest(style))
     content = json.dumps(plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -157,7 +157,7 @@ def filled(files: Mapping[str, bytes], data: Mapping[str, Any]) -> str:
 
 
 def digest(text: str) -> str:
-    """How a policy names an inline script or style.
+    """Hash by which a policy names an inline script or style.
 
     >>> digest("")
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"

@@ -1,6 +1,6 @@
 """The server of the page: static files from memory, catalogues, and questions answered in threads.
 
-A question is stopped when its client goes or its time is over: the next report of progress ends it.
+A question is stopped when its client disconnects or its time is over: the next report of progress ends it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from steptime.web.guard import Guard, problem
 from steptime.web.report_file import STATIC, bundle
 
 WORKERS: Final = 2
-"""Questions that are worked on at once."""
+"""Number of questions answered at once."""
 MAX_WAITING: Final = 16
-"""Questions that wait or are worked on; further ones are refused."""
+"""Most questions that wait or are being answered; further ones are refused."""
 BODY_S: Final = 10.0
-"""Seconds in which a body has to arrive."""
+"""Time limit for the arrival of a body."""
 ANSWER_S: Final = 60.0
-"""Seconds in which a question has to be answered."""
+"""Time limit for an answer."""
 
 
 class Stopped(BaseException):
-    """The client is gone, or its time is over; no handler of errors takes it for one of theirs."""
+    """Signal that the client is gone or its time is over; a BaseException, so that no error handler catches it."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Question:
-    """One question at work."""
+    """One question in progress."""
 
     answer: Answer
     body: bytes
@@ -54,13 +54,13 @@ class Question:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def progress(self, done: int, known: int) -> None:
-        """Say how far it is; Stopped: it is to end."""
+        """Report progress; Stopped: the question was stopped."""
         if self.stopped.is_set():
             raise Stopped
         self.told(done, known)
 
     def answered(self) -> tuple[int, str]:
-        """Status and JSON text."""
+        """Status and JSON text of the answer."""
         try:
             self.progress(0, 0)
             with desk() as own:
@@ -114,7 +114,7 @@ class Desks:
         self._threads.submit(choices)
 
     def close(self) -> None:
-        """Let no thread hold up the end of the process."""
+        """Shut down without waiting for threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def asked(self, request: Request, name: str) -> Response:
@@ -128,7 +128,7 @@ class Desks:
         return Response(text, status, media_type="application/json")
 
     async def _worked_on(self, question: Question) -> tuple[int, str]:
-        """Status and text; 408 after the time that a question has."""
+        """Status and text of the answer; 408 after the time limit."""
         self._open += 1
         work = asyncio.get_running_loop().run_in_executor(self._threads, question.answered)
         try:
@@ -144,7 +144,7 @@ class Desks:
         self._open -= 1
 
     async def _watched(self, request: Request, question: Question) -> tuple[int, str]:
-        """As :meth:`_worked_on`, but ends when the client goes."""
+        """Status and text of the answer; ends when the client disconnects."""
         work = asyncio.ensure_future(self._worked_on(question))
         gone = asyncio.ensure_future(_gone(request))
         try:
@@ -159,7 +159,7 @@ class Desks:
                 await work
 
     async def _events(self, name: str, body: bytes) -> AsyncIterator[str]:
-        """Server-sent events: ``progress`` while it is worked on, then ``result`` or ``error``."""
+        """Server-sent events: ``progress`` during the work, then ``result`` or ``error``."""
         loop = asyncio.get_running_loop()
         news: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
 
@@ -184,7 +184,7 @@ class Desks:
 
 
 async def _gone(request: Request) -> None:
-    """Returns when the client has gone."""
+    """Return when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -221,8 +221,8 @@ def application(bound: str = "127.0.0.1", answer_s: float = ANSWER_S) -> Starlet
     """The page as an ASGI application.
 
     Args:
-        bound: the host that the server is bound to.
-        answer_s: seconds in which a question has to be answered.
+        bound: host that the server is bound to.
+        answer_s: time limit for an answer (s).
     """
     desks = Desks(answer_s)
 
