@@ -35,7 +35,7 @@ def command(
 
 
 def estimate_or_file(path: str) -> Estimate:
-    """The estimate in a JSON file, or of the run in a RUN.toml.
+    """The estimate from a JSON file, or of the run in a RUN.toml.
 
     Raises:
         UserError: the file is neither.

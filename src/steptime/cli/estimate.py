@@ -13,7 +13,7 @@ from steptime.estimate.result import Estimate
 
 _EXPLAIN: Final = "--explain"
 
-#: What a written estimate records of its job -> the option for it.
+#: Field of a written estimate's job -> its option.
 _JOB_OPTIONS: Final = {
     "gpus": "--gpus",
     "global_batch": "--global-batch",
@@ -102,7 +102,7 @@ def command(
 
 
 def not_taken(path: str, written: Mapping[str, Any], taken: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Note on choices of a written plan's job that this job does not have and the user did not change; "" for none.
+    """Note on choices of a written plan's job that differ in this job without the user's request; "" for none.
 
     >>> not_taken("a.json", {"dtype": "fp8", "seq_len": 512}, {"dtype": "bf16", "seq_len": 1024}, {"seq": 1024})
     'a.json was written for --dtype fp8, which a plan does not hold: this estimate has bf16'
@@ -120,10 +120,10 @@ def not_taken(path: str, written: Mapping[str, Any], taken: Mapping[str, Any], s
 
 
 def details_below(estimate: Estimate, term: str) -> tuple[Any, ...]:
-    """Records of the terms that ``term`` names: the start of a path, of any part of it (a row), or of a function.
+    """Records of the terms matched by ``term``: the start of a path, of any part of it (a row), or of a function.
 
     Raises:
-        UserError: it names none; the message has the nearest.
+        UserError: it matches none; the message has the nearest name.
     """
     found = tuple(d for d in estimate.details if f"/{term}" in f"/{d.path}" or f".{term}" in f".{d.function}")
     if term and not found:

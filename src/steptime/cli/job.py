@@ -1,4 +1,4 @@
-"""From RUN.toml and options to one call of the API; the values of ``--fix``, ``--limit`` and ``--placement``."""
+"""Conversion of RUN.toml and options into a call of the API; values of ``--fix``, ``--limit``, ``--placement``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ def job_from(
     *,
     whole: bool = False,
 ) -> RunSpec:
-    """The job that the command line describes; options win over what RUN.toml says, a ``whole`` plan stands alone.
-
+    """The job that the command line describes; options win over RUN.toml, and a ``whole`` plan replaces the file's.
     Raises:
-        UserError: RUN.toml is wrong, or an option is given that means nothing without a cluster.
+        UserError: RUN.toml is wrong, or an option is given that needs a cluster.
     """
     base = _run_file(model_or_run) or plan_file(model_or_run) or RunSpec(model=model_or_run)
     return RunSpec(
@@ -42,14 +41,14 @@ def job_from(
 
 
 def asked_job(model_or_run: str, options: Mapping[str, Any]) -> RunSpec:
-    """The job of a command that takes every option of a job and its plan, by its parameters."""
+    """The job of a command that takes all options of a job and its plan, from its parameters."""
     written = written_given(options)
     plan, whole = plan_given(options, written), written is not None
     return job_from(model_or_run, options["cluster"], settings_given(options), plan, whole=whole)
 
 
 def _lora(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Options win one by one over the table of the file."""
+    """The table of adapters: the file's, overridden by single options."""
     own = {**base.get("lora", {}), **settings.get("lora", {})}
     return {"lora": own} if own else {}
 
@@ -62,7 +61,7 @@ def _run_file(text: str) -> RunSpec | None:
 
 
 def plan_file(text: str) -> RunSpec | None:
-    """The run of what ``plan --json`` or ``estimate --json`` wrote."""
+    """The run of a file written by ``plan --json`` or ``estimate --json``; None: another file."""
     if not text.lower().endswith(".json"):
         return None
     from steptime.formats.plan_document import run_of_plan
@@ -71,7 +70,7 @@ def plan_file(text: str) -> RunSpec | None:
 
 
 def refuse_run(model: str) -> None:
-    """Refuse a RUN.toml where a model is wanted.
+    """Refuse a RUN.toml in place of a model.
 
     Raises:
         UserError: the file is a run.
@@ -94,7 +93,7 @@ def estimate_of(job: RunSpec, where: str = "") -> Estimate:
 
 
 def needed(job: RunSpec, what: str, where: str = "") -> str:
-    """The cluster of a job that has all that ``what`` needs.
+    """The cluster of a job, checked to have everything that ``what`` needs.
 
     Raises:
         FieldError: the cluster, the number of devices or the batch is missing.
@@ -107,7 +106,7 @@ def needed(job: RunSpec, what: str, where: str = "") -> str:
 
 
 def plan_not_kept(where: str, job: RunSpec) -> tuple[str, ...]:
-    """Note that the plan of a run is not kept where plans are searched.
+    """Note that a search of plans does not keep the plan of a run.
 
     >>> plan_not_kept("run.toml", RunSpec(model="toy", plan={"tp": 8, "placement": {"tp": 8}}))
     ('the [plan] of run.toml (tp, placement) is not kept: --fix KEY=VALUE keeps one',)
@@ -117,7 +116,7 @@ def plan_not_kept(where: str, job: RunSpec) -> tuple[str, ...]:
 
 
 def _missing(where: str, names: Sequence[str], what: str) -> FieldError:
-    """The error for what a file (without one: the options) does not say."""
+    """Error for values missing in a file, or in the options if there is no file."""
     options = [_NEEDED[name] for name in names]
     fields = names if where else [option.partition(" ")[0] for option in options]
     needs = f"missing; {what} needs {'it' if len(names) == 1 else 'them'}"
@@ -128,7 +127,7 @@ def ledger_of(job: RunSpec) -> Any:
     """The ledger of a model that is given without a cluster.
 
     Raises:
-        UserError: an option that says something about a cluster is given.
+        UserError: an option that needs a cluster is given.
     """
     from steptime import api
 
@@ -142,7 +141,7 @@ def ledger_of(job: RunSpec) -> Any:
 
 
 def _option_name(setting: str, settings: Mapping[str, Any]) -> str:
-    """The option that sets something; adapters have one for each key of their table.
+    """The option of a setting; adapters have one for each key of their table.
 
     >>> _option_name("lora", {"lora": {"rank": 16}}), _option_name("lora", {"lora": {"qlora": True}})
     ('lora_rank', 'qlora')
@@ -156,11 +155,10 @@ _LIMIT: Final = re.compile(r"\s*([^=<>]*?)\s*(<=|>=|==|=|<|>)\s*([^=<>]*?)\s*")
 
 
 def parse_fix(texts: Sequence[str]) -> dict[str, int | float | str]:
-    """Degrees that the search may not vary.
-
+    """Values that a search keeps fixed.
     Raises:
-        FieldError: a text that is not ``key=value``, a value out of range, or two values for one key.
-        UnknownNameError: a key that is no degree.
+        FieldError: a text is not ``key=value``, a value is out of range, or a key has two values.
+        UnknownNameError: a key is no degree.
 
     >>> parse_fix(["tp=8", "micro-batch=1", "mbs=1", "recompute=full"])
     {'tp': 8, 'micro_batch': 1, 'recompute': 'full'}
@@ -180,11 +178,10 @@ def parse_fix(texts: Sequence[str]) -> dict[str, int | float | str]:
 
 
 def parse_limits(texts: Sequence[str]) -> list[str]:
-    """Bounds on the degrees and on the chance of running out of memory, each as ``key<=value`` with that operator.
-
+    """Bounds on degrees and on the probability of running out of memory, normalised as ``key<=value``.
     Raises:
-        FieldError: a text that is not a comparison, or a bound that is not a whole number (of the chance: a share).
-        UnknownNameError: a key that is no degree.
+        FieldError: a text is no comparison, or a bound is no whole number (for the probability: no share).
+        UnknownNameError: a key is no degree.
 
     >>> parse_limits(["pp <= 16", "micro-batch<4", "P(oom) <= 10 %"])
     ['pp<=16', 'micro_batch<4', 'oom_probability<=0.1']
@@ -204,11 +201,10 @@ def parse_limits(texts: Sequence[str]) -> list[str]:
 
 
 def parse_placement(text: str) -> dict[str, Any]:
-    """Keys of a plan: ``placement`` (devices that each axis has inside the fast domain), or ``order`` of the axes.
-
+    """Entries of a plan: ``placement`` (devices of each axis inside the fast domain), or ``order`` of the axes.
     Raises:
-        FieldError: not a list of ``axis=devices``.
-        UnknownNameError: an axis that does not exist.
+        FieldError: it is no list of ``axis=devices``.
+        UnknownNameError: an axis does not exist.
 
     >>> parse_placement("tp=4,dp=2"), parse_placement("tp-pp-dp")
     ({'placement': {'tp': 4, 'dp': 2}}, {'order': 'tp-pp-dp'})
@@ -247,7 +243,7 @@ def _value(key: str, text: str) -> int | float | str:
 
 
 def _share(text: str) -> float | str:
-    """A number; of percent as a share. What is no number stays: the request says what it must be."""
+    """A number, with percent as a share; other text is returned unchanged, and refused by the request."""
     number, percent, _ = text.partition("%")
     try:
         return float(f"{float(number) / 100:.15g}") if percent else float(number)
@@ -259,7 +255,7 @@ def parse_share(option: str, text: str) -> float:
     """A share above 0 and at most 1, in percent or as a number.
 
     Raises:
-        FieldError: anything else.
+        FieldError: it is no such share.
 
     >>> parse_share("--oom-limit", "5 %"), parse_share("--oom-limit", "0.1")
     (0.05, 0.1)
@@ -296,8 +292,7 @@ def plan_given(options: Mapping[str, Any], written: Written | None) -> dict[str,
 
 
 def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A written plan with what the user gives in addition; another mesh has another placement and leaves other
-    replicas.
+    """A written plan with the user's changes; if the mesh changes, placement and replicas are dropped.
 
     >>> over_plan({"tp": 8, "dp": 4, "placement": {"tp": 8}}, {"tp": 4})
     {'tp': 4}

@@ -1,4 +1,4 @@
-"""Entry point of ``steptime``: the table of commands, and what every error becomes.
+"""Entry point of ``steptime``: the table of commands, and the handling of errors.
 
 Exit codes: 0 done, 1 a defect of steptime, 2 the input is wrong, 3 ``plan`` found nothing that fits,
 130 interrupted, 141 the reader of the output went away.
@@ -24,7 +24,7 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE: Final = 141
 
 SHELLS: Final = (["bash"], ["zsh"], ["fish"])
-#: Failures to write that are no defect: a full disk, a full quota, a broken device, a closed standard output.
+#: Error numbers of writes that are no defect: a full disk, a full quota, a broken device, a closed standard output.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 #: Heading of ``steptime --help`` -> command -> its module, which is imported when the command runs, and a summary.
@@ -100,10 +100,10 @@ ROOT: Final = Group(
 
 
 class _Closed(io.TextIOBase):
-    """Stands for a standard output that is closed: a report or a document cannot go unwritten without notice."""
+    """Stand-in for a closed standard output: a write fails instead of losing a report silently."""
 
     def write(self, text: str) -> int:
-        """Raises OSError."""
+        """Raise OSError."""
         raise OSError(errno.EBADF, "standard output is closed")
 
 
@@ -112,7 +112,7 @@ class _PipeClosed(Exception):
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run ``steptime`` with these arguments, or those of the process; what is raised becomes a message and the code."""
+    """Run ``steptime`` with arguments, by default the process's; an exception becomes a message and an exit code."""
     given, code = list(sys.argv[1:] if args is None else args), 0
     try:
         if "_ARGCOMPLETE" in os.environ:
@@ -140,13 +140,13 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def flush() -> None:
-    """Write out what is buffered, so that a failure to write is seen here and not at exit."""
+    """Flush standard output, so that a failed write is seen here and not at exit."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def exit_code(error: BaseException) -> int:
-    """Exit code for what a command raised, after one message about it on standard error."""
+    """Exit code for an exception of a command, after one message about it on standard error."""
     if isinstance(error, UserError):
         return _fail(f"Error: {error}", EXIT_USER)
     if isinstance(error, KeyboardInterrupt):
@@ -189,7 +189,7 @@ def _discard_output() -> None:
 
 
 def prepare_streams() -> None:
-    """Standard streams that take whatever is printed: closed ones have a stand-in, what they cannot show is escaped."""
+    """Make standard streams accept all text: closed ones get a stand-in, unencodable characters are escaped."""
     if sys.stdout is None:
         sys.stdout = _Closed()
     if sys.stderr is None:  # print() and the console would write messages to standard output instead

@@ -51,9 +51,9 @@ JOB: Final[Mapping[str, Arg]] = {
         help="Start from the plan that estimate or plan wrote with --json (its first).",
     ),
 }
-"""What describes a job, by parameter: where it runs, how it is parallelised, with which software."""
+"""Options of a job by parameter: its cluster, parallelism and software."""
 TRAINING: Final[Mapping[str, Arg]] = {name: row(name) for name in LENGTH}
-"""How long the whole training is."""
+"""Options for the length of the whole training."""
 Failures = Annotated[
     str | None,
     flag(
@@ -73,7 +73,7 @@ Budget = Annotated[str | None, flag("--budget", metavar="MONEY", help="Most that
 
 
 def settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user gave of the job except its plan: the settings of an API call, from the parameters of a command."""
+    """The user's settings of a job without its plan, for an API call, from the parameters of a command."""
     lora = given(**{name.removeprefix("lora_"): options[name] for name in ADAPTERS})
     return given(**{name: options[name] for name in SETTINGS if name != "cluster"}) | ({"lora": lora} if lora else {})
 

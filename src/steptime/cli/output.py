@@ -1,6 +1,5 @@
-"""What a command writes: one JSON document, or a report.
-
-A progress bar on standard error for what takes longer than a second.
+"""Output of commands: one JSON document, or a report.
+A progress bar on standard error for work of more than a second.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from steptime.estimate.result import SCHEMA_VERSION
 
 
 def plain(value: Any) -> Any:
-    """Records, tuples and NumPy numbers as plain data; what is not finite becomes None."""
+    """Records, tuples and NumPy numbers as plain data; infinite and NaN values become None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, bool, int)):
@@ -47,7 +46,7 @@ DELAY_S: Final = 1.0
 
 
 class Progress:
-    """Callback ``progress(done, total)`` that draws nothing in the first second, nor off a terminal."""
+    """Callback ``progress(done, total)``; draws only on a terminal and after the first second."""
 
     def __init__(self, title: str) -> None:
         self._title = title

@@ -1,7 +1,7 @@
 """Commands as functions: an argparse parser for each, from the names, types and defaults of its parameters.
 
-A parameter of a command is annotated with an :class:`Arg`, or is a row of :data:`steptime.options.OPTIONS` that
-:func:`takes` names and that reaches the function among its keyword arguments.
+A parameter of a command is annotated with an :class:`Arg`, or is a row of :data:`steptime.options.OPTIONS` given to
+:func:`takes` and passed to the function as a keyword argument.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from steptime.registry import entry_points, loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 WIDEST: Final = 80
-"""Columns that help takes at most."""
+"""Most columns of help."""
 FIRST: Final = "Most used"
 OWN: Final = "Options of this command"
 ANSWER: Final = "Answer"
@@ -34,23 +34,23 @@ ANSWER: Final = "Answer"
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """One argument of a command line; names, type and default are those of the parameter that it annotates."""
+    """One argument of a command line; name, type and default come from the annotated parameter."""
 
     flag: str = ""
     """Spelling; empty: by position."""
     metavar: str = ""
     help: str = ""
     parse: Callable[[str], Any] | None = None
-    """From text to value; without it the type of the parameter says how."""
+    """Parser of the value; None: by the type of the parameter."""
     group: str = OWN
     envvar: str = ""
-    """Variable of the environment that has the value where none is given."""
+    """Environment variable with the default value."""
     catalogue: str = ""
-    """Kind of names that complete it in a shell."""
+    """Catalogue of names for shell completion."""
     switch: bool = False
-    """Whether it has no value: it is set where it is given."""
+    """True: a switch without a value."""
     optional: bool = False
-    """Whether the flag may stand without a value, which is the empty text then."""
+    """True: the value may be missing, and is the empty text then."""
 
 
 def positional(metavar: str = "", help: str = "", catalogue: str = "") -> Any:
@@ -69,7 +69,7 @@ def number(flag: str, metavar: str, help: str, low: int = 1, high: int = 10**7) 
 
 
 def real(flag: str, metavar: str, help: str) -> Any:
-    """An option whose value is a number; what it means is checked later."""
+    """An option whose value is a number; its range is checked later."""
     return Arg(flag, metavar, help, _real(flag))
 
 
@@ -114,7 +114,7 @@ def _one_of(flag: str, names: Sequence[str], kind: Callable[[str], Any]) -> Call
 
 
 def row(name: str) -> Any:
-    """The option of a job or plan of a name, as the annotation of a parameter.
+    """The option of a job or plan by name, as the annotation of a parameter.
 
     >>> row("micro_batch").flag
     '--micro-batch'
@@ -138,7 +138,7 @@ def _arg_of(of: Option) -> Arg:
 
 
 def takes(rows: Mapping[str, Arg]) -> Callable[[F], F]:
-    """Gives a command arguments that reach it among its keyword arguments, by name, None where they are not given."""
+    """Decorator that adds arguments to a command, passed as keyword arguments; None: not given."""
 
     def marked(function: F) -> F:
         function.rows = rows  # type: ignore[attr-defined]
@@ -148,15 +148,15 @@ def takes(rows: Mapping[str, Arg]) -> Callable[[F], F]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises what is wrong instead of ending the process."""
+    """A parser that raises errors instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises UserError."""
+        """Raise UserError."""
         raise UserError(message, hint=f"{self.prog} --help says what it takes")
 
 
 class _Field(NamedTuple):
-    """A parameter of a command as argparse takes it."""
+    """A parameter of a command, for argparse."""
 
     name: str
     arg: Arg
@@ -266,7 +266,7 @@ def _filled(text: str) -> str:
 
 
 def given_to(function: Callable[..., Any], words: str, args: Sequence[str]) -> dict[str, Any]:
-    """The arguments of a command, from what stands after its name.
+    """The arguments of a command, parsed from the words after its name.
 
     Raises:
         UserError: an option is unknown, a value wrong, or an argument missing.
@@ -301,13 +301,13 @@ class Entry(NamedTuple):
     """A command in a table of commands."""
 
     place: str | Callable[..., Any] | Group
-    """Its function or group, or the module that has it, which is imported when the command runs."""
+    """Function or group, or the module that has it, which is imported when the command runs."""
     summary: str
     heading: str = "Commands"
 
 
 class Group:
-    """A command that is a group of commands, to which installed packages add theirs.
+    """A command that is a group of commands; installed packages can add further ones.
 
     The entry points of ``steptime.commands`` name mappings from a group's name to its further commands, as
     ``{"steptime lab": {"tile": Entry(...)}}``. They are read once a name is missing, or all are listed.
@@ -318,14 +318,14 @@ class Group:
 
     @cached_property
     def table(self) -> dict[str, Entry]:
-        """All its commands, its own first."""
+        """All commands, the group's own first."""
         table = dict(self._own)
         for point in entry_points(group="steptime.commands"):
             table |= {name: entry for name, entry in point.load().get(self.name, {}).items() if name not in table}
         return table
 
     def command(self, name: str = "") -> Callable[[F], F]:
-        """Decorator that enters a function; its name and the first line of its docstring are the command's."""
+        """Decorator that adds a function as a command, with its name and the first line of its docstring."""
 
         def entered(function: F) -> F:
             self._own[name or function.__name__] = Entry(function, (getdoc(function) or "").partition("\n")[0])
@@ -351,7 +351,7 @@ class Group:
         raise AttributeError(f"{place} has no command {name}")
 
     def help(self, words: str) -> str:
-        """The list of its commands, under their headings; no command is imported."""
+        """The list of commands under their headings, without importing them."""
         lines = [f"Usage: {words} COMMAND [OPTIONS] ...", "", _filled(self.text), ""]
         wide = max(map(len, self.table)) + 2
         for heading in dict.fromkeys(entry.heading for entry in self.table.values() if entry.heading):
@@ -367,7 +367,7 @@ class Group:
         return "\n".join(lines)
 
     def run(self, words: str, args: Sequence[str]) -> Any:
-        """Run the command that the first argument names, with the others.
+        """Run the command named by the first argument, with the other arguments.
 
         Raises:
             UserError: the arguments are wrong.
@@ -382,7 +382,7 @@ class Group:
 
 
 def complete(root: Group) -> None:
-    """Print the words that complete the command line of a shell, as argcomplete asks for them, and end the process."""
+    """Print shell completions in the protocol of argcomplete, and end the process."""
     import argcomplete
 
     start, line = int(os.environ["_ARGCOMPLETE"]), os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
@@ -413,6 +413,6 @@ _CATALOGUES: Final = {
 
 
 def names_of_kind(kind: str) -> list[str]:
-    """Names of a catalogue, which complete a word in a shell; none of a kind that has no catalogue."""
+    """Names of a catalogue for shell completion; empty: the kind has no catalogue."""
     found = loaded(_CATALOGUES[kind]) if kind in _CATALOGUES else ()
     return list(found() if callable(found) else found)

@@ -10,7 +10,7 @@ from steptime.cli.parser import ANSWER, flag, number, row, takes
 from steptime.options import ADAPTERS, CHOICES, SETTINGS
 
 EXIT_NOTHING_FITS: Final = 3
-#: Choices that ``--fix`` takes too, and that have an option of their own.
+#: Choices with an option of their own that ``--fix`` takes too.
 SHARED: Final = tuple(name for name in CHOICES if name not in ("schedule", "overlap", "offload", "attention"))
 
 

@@ -36,7 +36,7 @@ def _ordered(bounds: Any) -> None:
 
 
 def _argument(given: object) -> Argument:
-    """A number or a name as it is; a record is a fabric, whose infinities are null."""
+    """Check of an argument: a number or a name is kept; a record is a fabric, in which null is infinity."""
     if not isinstance(given, Mapping):
         return given if isinstance(given, str) else number(given)
     if missing := [name for name in needed_by(Fabric) if name not in given]:
@@ -65,7 +65,7 @@ _TYPES: Final[Mapping[str, Row]] = {
 
 
 def _of(record: type, **own: Row) -> Table:
-    """Rows of a record of an estimate."""
+    """Table of checks for a record of an estimate."""
     return Table(rows=rows_of(record, _TYPES, own), required=needed_by(record))
 
 
@@ -89,11 +89,10 @@ _ESTIMATE: Final = Table(rows={**_OF_FILE, **_RESULT.rows}, required=_RESULT.req
 
 
 def parse_estimate(text: str, path: str) -> Estimate:
-    """The estimate in a JSON text, of a search that of its first plan; ``path`` is the file that errors name.
-
+    """The estimate in a JSON text, for a search of its first plan; ``path``: the file for errors.
     Raises:
-        InputFileError: the text is not JSON, or is another document of steptime's.
-        UserError: fields that are unknown, missing, of the wrong type or out of range.
+        InputFileError: the text is not JSON, or is another document of steptime.
+        UserError: fields are unknown, missing, of the wrong type or out of range.
     """
     document = _document(text, path)
     plans = document.get("plans") if isinstance(document, Mapping) else None
@@ -110,7 +109,7 @@ def parse_estimate(text: str, path: str) -> Estimate:
 
 
 class Written(NamedTuple):
-    """A plan in a file, and the job that it was made for."""
+    """A plan from a file, and the job that it was made for."""
 
     plan: dict[str, Any]
     workload: dict[str, Any]
@@ -156,7 +155,7 @@ def _document(text: str, path: str) -> Any:
 
 
 def _whole(digits: str) -> int:
-    """A whole number that floating-point numbers reach; no field of an estimate is larger."""
+    """An integer within the range of floating-point numbers; no field of an estimate is larger."""
     if len(digits) > sys.float_info.max_10_exp:
         raise ValueError(f"a whole number of {len(digits)} digits")
     return int(digits)

@@ -12,7 +12,7 @@ from steptime.formats.estimate_file import read_plan
 from steptime.formats.run_spec import RunSpec, read_description
 from steptime.plan.framework_file import GENERIC
 
-#: What a written estimate records of its job -> setting of a run.
+#: Field of a written estimate's job -> setting of a run.
 _SETTINGS: Final = {
     "gpus": "gpus",
     "global_batch": "global_batch",
@@ -25,10 +25,9 @@ _SETTINGS: Final = {
 
 
 def run_of_plan(path: str) -> RunSpec | None:
-    """The run of a written plan, of a search that of its first; None: the name is not that of such a document.
-
+    """The run of a written plan, for a search of its first plan; None: the name is not that of such a document.
     Raises:
-        InputFileError: the document holds no plan, or does not say for which model and cluster it was made.
+        InputFileError: the document has no plan, or does not name its model and cluster.
     """
     found = _load(path)
     if not isinstance(found, dict) or "schema_version" not in found or not {"plan", "plans"} & set(found):

@@ -36,7 +36,7 @@ _WORD: Final = letters(64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """A job and its plan, as far as they are given."""
+    """The given values of a job and its plan."""
 
     model: str
     cluster: str | None = None
@@ -56,7 +56,7 @@ def read_description(path: str) -> str:
 
 
 def is_run_document(document: Mapping[str, Any]) -> bool:
-    """Whether a TOML document describes a run (it names a model) and not a model itself."""
+    """True if a TOML document describes a run (it names a model) and not a model."""
     return isinstance(document.get("model"), str) or isinstance(document.get("plan"), Mapping)
 
 
@@ -79,14 +79,14 @@ def parse_run(document: Mapping[str, Any], where: str) -> RunSpec:
 
 
 def _words(given: object) -> str:
-    """Some names as a text, joined by commas, or as a list."""
+    """Check of names given as a text with commas, or as a list."""
     if isinstance(given, list) and all(isinstance(word, str) for word in given):
         return ",".join(given) or "none"
     return str(_WORD(given))
 
 
 def _row(name: str, *, of_job: bool = False) -> Row:
-    """Row of an option. Which names a plan may have follows from its mode; those of the job are closed."""
+    """Check of an option. The allowed names of a plan depend on its mode; the names of a job are fixed."""
     match OPTIONS[name].takes:
         case Count(low, high):
             return Field(low=low, high=high, whole=True)
@@ -118,7 +118,7 @@ _RUN: Final = Table(
 
 
 def _ordered(found: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """The values of a table in the order of its rows; an empty table in it says nothing."""
+    """The values of a table in the order of its rows, without empty tables."""
     values = {
         name: _ordered(found[name], row) if isinstance(row, Table) else found[name]
         for name, row in table.rows.items()

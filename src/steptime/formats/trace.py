@@ -42,7 +42,7 @@ LENGTH_BYTES, INT_BYTES = 4, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
-    """What tracks show, in columns: track by track, in the order of time, outer slices before those inside them."""
+    """Slices of tracks as columns: track by track, in order of time, outer slices before inner ones."""
 
     track: Array
     """Index of the track."""
@@ -55,11 +55,11 @@ class Slices:
     category: Array
     """Index into the categories of the trace."""
     depth: Array
-    """Slices around it."""
+    """Nesting depth: number of enclosing slices."""
     numbers: Mapping[str, Array] = field(default_factory=dict)
-    """Whole numbers that are shown with every slice."""
+    """Integers shown with every slice."""
     details: Sequence[Mapping[str, str | int]] = ()
-    """Further texts and whole numbers of each slice; empty: none."""
+    """Further texts and integers of each slice; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def padded(values: Array, size: int) -> Array:
 
 
 def _rows(count: int, *parts: bytes | Array) -> Array:
-    """Rows of bytes: what is the same in all of them, and columns."""
+    """Rows of bytes from common parts and columns."""
     blocks = [
         np.broadcast_to(np.frombuffer(part, np.uint8), (count, len(part))) if isinstance(part, bytes) else part
         for part in parts
@@ -243,7 +243,7 @@ def _slice_packets(trace: Trace) -> list[bytes]:
 
 
 def _tails(trace: Trace) -> list[bytes]:
-    """What differs in length between slices: numbers, details, flows."""
+    """The parts of slices with varying lengths: numbers, details, flows."""
     slices, count = trace.slices, len(trace.slices.track)
     columns: list[bytes | Array] = []
     for name, values in slices.numbers.items():

@@ -201,8 +201,7 @@ def _parsed(where: str, text: str, software: str | None) -> tuple[Software, Text
 
 
 def _with_deepspeed(options: Options, where: str) -> Options:
-    """Options with those of the DeepSpeed file that they name, relative to the launch file; a missing file is
-    ignored."""
+    """Options with those of the DeepSpeed file that they name, relative to the launch file; ignored if missing."""
     named = options.get("deepspeed")
     if not isinstance(named, str) or not named.endswith(".json"):
         return options

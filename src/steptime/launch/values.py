@@ -123,7 +123,7 @@ class Product:
         """The one concept that follows, if all others are known.
 
         Raises:
-            PlanError: they do not multiply; the message shows the arithmetic.
+            PlanError: the parts do not multiply to the whole; the message shows the arithmetic.
         """
         missing = [name for name in (self.whole, *self.parts) if values.get(name) is None]
         known = prod(values[name] for name in self.parts if values.get(name) is not None)

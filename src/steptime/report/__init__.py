@@ -1,1 +1,1 @@
-"""Results for people: tables and trees that fit 80 columns and read the same without colour."""
+"""Reports of results: tables and trees that fit 80 columns and read the same without colour."""

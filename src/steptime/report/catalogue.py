@@ -1,6 +1,5 @@
-"""Records of the catalogue: a list of them, or one with every number, its kind and its source.
-
-Report of fitted frameworks: every parameter with its doubt.
+"""Reports of catalogue records: a list, or one record with every number, its kind and its source.
+Reports of fitted frameworks: every parameter with its doubt.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from steptime.hardware.records import Cluster, Device
     from steptime.model.spec import ModelSpec
 
-#: How a field is written, by how its name ends; the first that fits.
+#: Ending of a field's name -> formatter; the first match counts.
 _UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_flops_per_s", lambda value: format_si(value, "FLOP/s", 4)),
     ("_Bps", lambda value: format_si(value, "B/s", 4)),
@@ -70,12 +69,12 @@ def print_models(models: Sequence[tuple[ModelSpec, float]]) -> None:
 
 
 def print_device(device: Device) -> None:
-    """Every number of a device."""
+    """Print every number of a device."""
     _print_record(f"{device.name}: {device.title}", [("", device)])
 
 
 def print_cluster(cluster: Cluster) -> None:
-    """Every number of a cluster, of its levels and of its device."""
+    """Print every number of a cluster, of its levels and of its device."""
     parts: list[tuple[str, Any]] = [("", cluster)]
     parts += [(f"levels.{level.name}.", level) for level in cluster.levels]
     parts += [] if cluster.topology is None else [("topology.", cluster.topology)]
@@ -83,7 +82,7 @@ def print_cluster(cluster: Cluster) -> None:
 
 
 def print_model(spec: ModelSpec, parameters: Mapping[str, float], active: float) -> None:
-    """Every dimension of a model, and its parameters."""
+    """Print every dimension of a model, and its parameters."""
     from steptime.report.text import term_table
 
     out = t.console()
@@ -112,7 +111,7 @@ def print_import(assumed: Mapping[str, str], ignored: Mapping[str, str]) -> None
 
 
 def _print_record(title: str, parts: Sequence[tuple[str, Any]]) -> None:
-    """Every number with the kind and the number of its source; the sources follow."""
+    """Print every number with its kind and the index of its source, then the sources."""
     out = t.console()
     out.print(t.printable(title), style="bold")
     table = t.grid(("field", "value", "kind", "source"), left=(0, 2, 3))
@@ -130,7 +129,7 @@ def _print_record(title: str, parts: Sequence[tuple[str, Any]]) -> None:
 
 
 def _leaves(prefix: str, record: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Field path, value and source of every number and text of a record, nested records aside."""
+    """Field path, value and source of every number and text of a record, without nested records."""
     sources = getattr(record, "sources", {})
     for name in record.__dataclass_fields__:
         value = getattr(record, name)
@@ -155,7 +154,7 @@ def _written(name: str, value: Any) -> str:
     return t.number(value)
 
 
-#: Parameters in the list of frameworks, with their heads.
+#: Parameter in the list of frameworks -> heading of its column.
 LISTED: Final = {
     "matrix": "matrix",
     "attention": "attention",
@@ -166,7 +165,7 @@ LISTED: Final = {
     "data_exposed": "exposed",
     "step_s": "fixed s",
 }
-#: What each parameter is, in a few words.
+#: Parameter -> short description.
 MEANING: Final = {
     "matrix": "time of matrix products, in a step over alone",
     "narrow": "that of products below 16 bits over it",
@@ -186,7 +185,7 @@ MEANING: Final = {
     "step_s": "fixed time of a step, s",
     "growth": "growth per doubling of devices beyond 8",
 }
-#: What each habit is, in a few words.
+#: Habit -> short description.
 HABITS: Final = {
     "gradient_dtype": "dtype in which gradients are summed and reduced",
     "context": "what context ranks exchange",
@@ -216,7 +215,7 @@ HABITS: Final = {
     "zero_stages": "ZeRO stages that it has, without a pipeline",
     "axes": "axes other than dp that it has",
 }
-#: What a rule of overlap says, in a few words.
+#: Field of an overlap rule -> heading.
 RULE_HEADS: Final = {
     "word": "chosen by",
     "stream": "stream",
@@ -226,11 +225,11 @@ RULE_HEADS: Final = {
     "formula": "exposed time",
 }
 WIDE: Final = 3
-"""Frameworks side by side."""
+"""Most frameworks side by side."""
 
 
 def print_frameworks(result: Mapping[str, Any], target: str) -> None:
-    """Counts, bands, parameters of frameworks, factors of devices."""
+    """Print counts, bands, parameters of frameworks, factors of devices."""
     screen = console()
     screen.print(
         f"Fitted to {counted(result['used'], 'run')} of {counted(result['sources'], 'source')}; "
@@ -273,7 +272,7 @@ def _parameters(screen: Console, columns: Mapping[str, Any]) -> None:
 
 
 def _value(name: str, *, value: float, doubt: float) -> str:
-    """A value with its standard deviation: in percent, as a factor where it is large, of a share absolute.
+    """A value with its standard deviation: in percent, as a factor if it is large, or absolute for a share.
 
     >>> _value("matrix", value=1.2, doubt=0.1), _value("data_exposed", value=0.5, doubt=0.4)
     ('1.2 ±11 %', '0.5 ±0.1')
@@ -312,7 +311,7 @@ def _bands(screen: Console, bands: Mapping[str, Any]) -> None:
 
 
 def print_framework_list(records: Sequence[FrameworkRecord], fit: Mapping[str, Any]) -> None:
-    """One line per framework: what dominates its overheads. Columns at the right go where names would be broken."""
+    """Print one line per framework with its main overheads; rightmost columns are dropped before names would wrap."""
     screen = console()
     heads = ("framework", "runs", *LISTED.values(), "gradients")
     rows = [_listed(record) for record in records]
@@ -330,7 +329,7 @@ def print_framework_list(records: Sequence[FrameworkRecord], fit: Mapping[str, A
 
 
 def print_overlap_rules(rules: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:
-    """Print the rules of overlap, one paragraph per kind of traffic."""
+    """Print the overlap rules, one paragraph per kind of traffic."""
     screen = console()
     screen.print("What overlaps with computation; what is not here is exposed.")
     for note in notes:
@@ -353,7 +352,7 @@ def _listed(record: FrameworkRecord) -> list[str]:
 
 
 def fitting(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, gap: int = 2) -> int:
-    """Number of columns from the left that fit into a width with every cell on one line; at least one.
+    """Number of columns from the left that fit into a width without wrapped cells; at least one.
 
     >>> fitting(("name", "runs"), [["megatron", "12"]], 14), fitting(("name", "runs"), [["megatron", "12"]], 13)
     (2, 1)
@@ -367,7 +366,7 @@ def fitting(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, gap
 
 
 def print_framework(record: FrameworkRecord) -> None:
-    """One framework: habits and memory with their sources, defaults, every parameter with its doubt."""
+    """Print one framework: habits and memory with their sources, defaults, every parameter with its doubt."""
     screen = console()
     screen.print(printable(f"{record.name}: {record.title}" if record.title else record.name), style="bold")
     if record.runs is not None:

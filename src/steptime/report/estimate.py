@@ -1,7 +1,7 @@
 """Reports of estimates: one estimate, the ledger of a model without a machine, and the difference of two estimates.
 
-The report of one estimate has a headline, the terms of time and memory, what would change the step time, the sources,
-and, where the plan may run out of memory on real devices, the chance and what to try.
+The report of one estimate has a headline, the terms of time and memory, changes of the step time, the sources, and,
+if the plan may run out of memory on real devices, the probability and advice.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 RECOMPUTED: Final = 0.75
-"""Most of the activations of layers that full recomputation saves: their inputs stay, and one layer is whole."""
+"""Largest share of layer activations that full recomputation saves: inputs and one whole layer remain."""
 GATHERED: Final = 0.97
-"""Most of what the other ranks hold that ZeRO-3 saves: gathered layers stay for a while."""
+"""Largest share of the other ranks' weights that ZeRO-3 saves: gathered layers remain for a while."""
 EVEN: Final = 0.5
-"""A plan above this chance of running out of memory likely does."""
+"""Probability of running out of memory above which a plan likely does."""
 HELD: Final = ("weights", "gradients", "optimizer", "activations")
 WORTH: Final = 0.05
-"""Least share of the peak that an option of several has to save to be named, where it is not the last that lacks."""
+"""Least share of the peak that one of several options has to save to be named, unless it completes the rest."""
 
 
 def chance(e: Estimate) -> str | None:
-    """The chance of running out in percent; None where a paper is reproduced, whose model has none."""
+    """Probability of running out of memory in percent; None: a reproduced paper's model has none."""
     return t.percent(e.oom_probability) if e.memory_by_definition else None
 
 
 def chance_line(e: Estimate) -> str | None:
-    """The chance and what it rests on: the memory in use on the device; None where there is no chance."""
+    """Probability of running out of memory and its basis, the memory in use on the device; None: there is none."""
     value = chance(e)
     if value is None:
         return None
@@ -50,17 +50,17 @@ def chance_line(e: Estimate) -> str | None:
 
 
 def _holders(e: Estimate) -> list[str]:
-    """Holders of memory beyond live tensors: the allocator and, where there is one, the driver."""
+    """Holders of memory beyond live tensors: the allocator and, if there is one, the driver."""
     by = e.memory_by_definition
     return ["allocator", "driver"] if by["device"] > by["reserved"] else ["allocator"]
 
 
 def warning(e: Estimate, *, searched: bool = False) -> str | None:
-    """One line on a plan that counts as feasible and may nevertheless run out; None for any other.
+    """One line on a feasible plan that may nevertheless run out of memory; None for other plans.
 
     Args:
         e: the plan.
-        searched: the options named are those of a search.
+        searched: name the options of a search.
     """
     risk = _risk(e)
     return None if risk is None else f"{risk}; try {' or '.join(_remedies(e, searched))}"
@@ -77,11 +77,11 @@ def _risk(e: Estimate) -> str | None:
 
 
 def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
-    """Advice on ranked plans whose first may run out of memory: the fastest plan that likely does not.
+    """Advice if the first of ranked plans may run out of memory: the fastest plan that likely does not.
 
     Args:
-        plans: those that are shown.
-        likely: the fastest of the whole space that likely does not run out; None: there is none.
+        plans: the shown plans.
+        likely: the fastest plan of the whole space that likely does not run out; None: there is none.
     """
     first = plans[0]
     if likely is None:
@@ -100,7 +100,7 @@ def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
 
 
 def failings(e: Estimate) -> list[str]:
-    """One line on each reason why a plan is not feasible; on memory with what to try."""
+    """One line on each reason why a plan is not feasible; with advice for memory."""
     return [
         _short(e) if name == MEMORY else f"not feasible: {name}: {MEANING.get(name, '')}".rstrip(": ")
         for name in e.reasons
@@ -111,9 +111,9 @@ def shortfall(name: str, peak_bytes: float, capacity_bytes: float, where: str = 
     """One reason why a job of several estimates is not feasible.
 
     Args:
-        name: of the reason.
-        peak_bytes: what the job needs at most on a device.
-        capacity_bytes: what a device has.
+        name: name of the reason.
+        peak_bytes: peak memory of the job on a device.
+        capacity_bytes: memory of a device.
         where: parts of the job that have the reason.
 
     >>> shortfall("memory", 2.0**34, 2.0**33)
@@ -127,27 +127,27 @@ def shortfall(name: str, peak_bytes: float, capacity_bytes: float, where: str = 
 
 
 def _short(e: Estimate) -> str:
-    lacking = e.peak_memory_bytes - e.memory_capacity_bytes
-    return f"not feasible: it needs {t.memory(lacking)} more than a device has; try {_enough(e, lacking)}"
+    shortage_bytes = e.peak_memory_bytes - e.memory_capacity_bytes
+    return f"not feasible: it needs {t.memory(shortage_bytes)} more than a device has; try {_enough(e, shortage_bytes)}"
 
 
-def _enough(e: Estimate, lacking: float) -> str:
-    """The options that may save enough bytes: one of them, or else the fewest together, the host's memory last."""
+def _enough(e: Estimate, shortage_bytes: float) -> str:
+    """Options that may save enough bytes: a single one, or else the fewest together, host memory last."""
     saved = _savings(e)
-    alone = [option for option, size in saved.items() if size >= lacking]
+    alone = [option for option, size in saved.items() if size >= shortage_bytes]
     if alone:
         return " or ".join(alone)
     together: list[str] = []
     for option in sorted(saved, key=lambda one: (one.startswith("--offload"), -saved[one])):
         worth = saved[option] * _left(e, option, together)
-        if lacking > 0 and worth >= min(lacking, WORTH * e.peak_memory_bytes):
+        if shortage_bytes > 0 and worth >= min(shortage_bytes, WORTH * e.peak_memory_bytes):
             together.append(option)
-            lacking -= worth
-    return " and ".join(together if lacking <= 0 else [_more_ranks(e), *together])
+            shortage_bytes -= worth
+    return " and ".join(together if shortage_bytes <= 0 else [_more_ranks(e), *together])
 
 
 def _left(e: Estimate, option: str, before: Sequence[str]) -> float:
-    """The share of what an option saves alone that is left to it after the options before it."""
+    """Share of an option's own savings that remains after the options before it."""
     if option.startswith("--micro-batch") and "--recompute full" in before:
         return 1 - RECOMPUTED
     if option.startswith("--offload") and "--zero 3" in before and not e.plan.get("zero", 1):
@@ -156,7 +156,7 @@ def _left(e: Estimate, option: str, before: Sequence[str]) -> float:
 
 
 def _savings(e: Estimate) -> dict[str, float]:
-    """Options that the plan has not yet -> the bytes that they save, about."""
+    """Option that the plan does not use yet -> bytes that it saves, approximately."""
     if not e.memory_by_definition:
         return {}
     plan, held = e.plan, dict.fromkeys(HELD, 0.0) | e.memory.rollup(1)
@@ -179,25 +179,25 @@ def _savings(e: Estimate) -> dict[str, float]:
 
 
 def _sharing(e: Estimate) -> int:
-    """Ranks over which ZeRO shares the states out."""
+    """Number of ranks over which ZeRO shards the states."""
     shard: int = e.plan.get("shard", 0)
     return min(shard, _copies(e)) if shard else _copies(e)
 
 
 def _copies(e: Estimate) -> int:
-    """Ranks that have the same weights."""
+    """Number of ranks that have the same weights."""
     ranks: int = e.plan.get("dp", 1) * e.plan.get("cp", 1)
     return ranks
 
 
 def _takes_zero_3(e: Estimate) -> bool:
-    """Whether the plan could have ZeRO-3 and has not, under its framework."""
+    """True if the plan does not have ZeRO-3, and its framework does."""
     has = 3 in habits_of(e.provenance.framework).zero_stages
     return has and e.plan.get("zero", 1) < 3 and e.plan.get("pp", 1) == 1
 
 
 def _remedies(e: Estimate, searched: bool) -> list[str]:
-    """Options that take less memory and that the plan has not yet."""
+    """Options that need less memory and that the plan does not use yet."""
     plan, micro_batch = e.plan, e.plan.get("micro_batch", 1)
     out = []
     if plan.get("recompute", "none") != "full":
@@ -212,19 +212,19 @@ def _remedies(e: Estimate, searched: bool) -> list[str]:
 
 
 def _more_ranks(e: Estimate) -> str:
-    """Ranks to cut the model over, of those that the framework has; a search has tried them. One device has none."""
+    """Advice on more ranks to split the model over, for axes that the framework has; empty for one device."""
     if e.workload.get("gpus") == 1:
         return "more devices (--gpus 2 or more) or a device with more memory"
     axes = [axis for axis in ("tp", "pp") if axis in habits_of(e.provenance.framework).axes]
     return f"more ranks of {' or '.join(axes)}" if axes else "a framework that has tp or pp"
 
 
-#: Constants of the weakest kind to show unless everything is wanted.
+#: Most constants of the weakest kind to show by default.
 SHOWN_CONSTANTS = 8
 
 
 def print_estimate(estimate: Estimate, *, show_all: bool = False, explain: bool = False) -> None:
-    """Write the report to standard output; with ``explain``, how each term was computed instead of the tree."""
+    """Write the report to standard output; with ``explain``, the computation of each term instead of the tree."""
     out = t.console()
     print_headline(out, estimate)
     if explain:
@@ -240,7 +240,7 @@ def print_estimate(estimate: Estimate, *, show_all: bool = False, explain: bool 
 
 
 def print_headline(out: Console, e: Estimate) -> None:
-    """Print what the step costs and whether it fits, one line each."""
+    """Print step time, its figures and memory, one line each."""
     job = e.workload
     words = [e.provenance.model, f"on {e.provenance.cluster}"]
     words += [counted(job["gpus"], _noun(e), t.count(job["gpus"]))] if "gpus" in job else []
@@ -302,7 +302,7 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
 
 
 def training_line(e: Estimate) -> str:
-    """What the whole run takes: days with their band, and device hours."""
+    """Line on the whole run: days with their band, and device hours."""
     run, band = e.training, e.training["training_band_days"]
     spread = f" ({t.days(band[0])} .. {t.days(band[1])})" if band else ""
     length = f"{t.big(run['tokens'])} tokens" if "tokens" in run else f"{t.big(run['samples'])} samples"
@@ -311,13 +311,13 @@ def training_line(e: Estimate) -> str:
 
 
 def memory_line(e: Estimate) -> str:
-    """Peak memory, what there is, and the share."""
+    """Line with peak memory, capacity, and the share."""
     used = f"{t.memory(e.peak_memory_bytes)} of {t.memory(e.memory_capacity_bytes)}"
     return f"{used} ({t.share(e.peak_memory_bytes, e.memory_capacity_bytes)})"
 
 
 def print_terms(out: Console, e: Estimate, *, show_all: bool) -> None:
-    """Where the time and the memory go, and what is overlapped."""
+    """Print the terms of time, overlapped time and memory."""
     out.print()
     out.print(term_table(e.time, t.seconds, title="time, exposed, per step", show_all=show_all))
     out.print()
@@ -329,7 +329,7 @@ def print_terms(out: Console, e: Estimate, *, show_all: bool) -> None:
 
 
 def change_table(e: Estimate) -> Table | None:
-    """Table of what would change the step time, the largest change first; None where nothing is known."""
+    """Table of changes of the step time, the largest first; None: none is known."""
     known = {name: value for name, value in e.what_if.items() if math.isfinite(value)}
     if not known:
         return None
@@ -381,7 +381,7 @@ def print_ledger(ledger: Any) -> None:
 
 
 def _print_training(out: Console, ledger: Any) -> None:
-    """What training holds, sends and computes of a model: activations, stages of ZeRO, recomputation."""
+    """Print the ledger of training: activations, ZeRO stages, recomputation."""
     t.heading(out, f"activations of {counted(ledger.samples, ledger.sample, t.count(ledger.samples))}, on one device")
     kept = (
         ("input of one layer", "layer_input"),
@@ -409,11 +409,11 @@ def _print_training(out: Console, ledger: Any) -> None:
 
 SHOWN_TERMS: Final = 15
 DASH: Final = "-"
-#: Relative difference of sums of the same times in another order.
+#: Relative difference between sums of the same times in different orders.
 ROUNDING: Final = 1e-12
-#: What a plan records although it follows from the degrees.
+#: Entries of a plan's record that follow from the degrees.
 _FOLLOWS: Final = ("stage_layers", "fullest_stage", "fullest_phase", "domains", "micro_batches")
-#: How a headline figure is written, by how its name ends; the first that fits.
+#: Ending of a headline figure's name -> formatter; the first match counts.
 _UNITS: Final[tuple[tuple[str, Callable[[float], str]], ...]] = (
     ("per_s_per_gpu", t.count),
     ("samples_per_s", t.number),
@@ -453,8 +453,7 @@ def _print_plan(out: Console, plan: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _cell(value: Any, unit: Callable[[float], str] = t.number) -> str:
-    """Text of a value that cannot be subtracted: two numbers are a range, names a set, a dash stands for a missing
-    value."""
+    """Text of a value without a difference: two numbers are a range, names a set, a missing value a dash."""
     if isinstance(value, (list, tuple)):
         if all(isinstance(each, str) for each in value):
             return "+".join(value) or "none"
@@ -489,12 +488,12 @@ def _print_changes(
 
 
 def _change(left: float, right: float) -> float:
-    """Difference right - left; 0 where they differ by rounding alone."""
+    """Difference right - left; 0 if they differ by rounding only."""
     return 0.0 if math.isclose(left, right, rel_tol=ROUNDING) else right - left
 
 
 def _order(difference: float) -> float:
-    """Unknown differences first, then the largest."""
+    """Sort key: unknown differences first, then the largest."""
     return -math.inf if math.isnan(difference) else -abs(difference)
 
 

@@ -1,4 +1,4 @@
-r"""How each term was computed: its formula, the numbers put in, the source.
+r"""Computation of each term: its formula, the numbers in it, the source.
 
 Formulas of docstrings as plain text (``\frac{S}{n}`` becomes ``S/n``), symbols or numbers.
 """
@@ -93,7 +93,7 @@ class _Renderer:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
     def group(self, end: str | None) -> str:
-        """Everything up to the token ``end``, or to the end of the formula."""
+        """Text up to the token ``end``, or to the end of the formula."""
         pieces: list[str] = []
         while self._at < len(self._tokens):
             token = self._next()
@@ -109,7 +109,7 @@ class _Renderer:
         return self.group("}") if token == "{" else self._piece(token)
 
     def _raw(self) -> str:
-        """The letters of a group as one word."""
+        """Characters of a group as one word."""
         out = []
         if self._peek() == "{":
             self._next()
@@ -255,7 +255,7 @@ def _symbols(doc: str) -> dict[str, str]:
 
 
 def print_details(out: Console, details: Sequence[Detail]) -> None:
-    """Every term with its function, formula, numbers and source."""
+    """Print every term with its function, formula, numbers and source."""
     if not details:
         out.print()
         out.print("no term was recorded")
@@ -296,7 +296,7 @@ def _sum_lines(calls: Sequence[FormulaCall]) -> list[str]:
 
 
 def _named(symbols: Mapping[str, str], arguments: Mapping[str, Argument]) -> str:
-    """Arguments with their symbols; a fabric is named by what the number rests on."""
+    """Arguments with their symbols; a fabric is named by its basis."""
     named = []
     for name, value in arguments.items():
         symbol = symbols.get(name)

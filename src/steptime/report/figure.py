@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, which an extra brings: asked for early, one style, the same bytes from the same data."""
+"""Figures by matplotlib (an optional dependency): checked early, one style, reproducible bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptime.registry import require
 from steptime.store.files import refuse_unwritable
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#555555")
-"""Colours that people who see fewer of them tell apart; Okabe and Ito, 2008."""
+"""Colours that colour-blind readers can distinguish; Okabe and Ito, 2008."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)))
 STYLE: Final[dict[Any, Any]] = {
@@ -40,7 +40,7 @@ UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def refuse_plot(path: Path) -> None:
-    """Find out before the work that a picture cannot be written.
+    """Check before the work that a picture can be written.
 
     Raises:
         UserError: matplotlib is not installed, or does not write this kind of file.
@@ -57,7 +57,7 @@ def refuse_plot(path: Path) -> None:
 
 @contextmanager
 def drawn(path: Path, width: float = 6.4, height: float = 4.4) -> Iterator[Any]:
-    """A figure of some inches in the common style, written to a file once it has been drawn on.
+    """Context of a figure (sizes in inches) in the common style; it is written to a file at the end.
 
     Raises:
         UserError: matplotlib is not installed, or does not write this kind of file.

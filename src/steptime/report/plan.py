@@ -1,4 +1,4 @@
-"""The report of a search: the best plans, the front, what failed and why, and where the winner's time goes."""
+"""Report of a search: the best plans, the front, reasons of failures, and the winner's time by group."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
     from steptime.estimate.result import Estimate
 
-#: Points of the front to show.
+#: Most points of the front to show.
 SHOWN_FRONT = 5
-#: They take at most this many times the fastest step.
+#: Largest step time of a shown point of the front, as a multiple of the fastest.
 SLOWEST_OF_FRONT = 2.0
-#: Changes of a plan that make it fit to show, and what to say without one.
+#: Most shown changes that make a plan fit, and the text if there is none.
 SHOWN_REMEDIES, NO_REMEDY = 2, "no single change of it fits"
-#: Plans, and parts of the step, that a report shows without being asked for more; columns of its frame at most.
+#: Default number of plans and of parts of the step in a report; widest frame in columns.
 SHOWN_PLANS, SHOWN_SHARES, FRAME = 5, 5, 80
-#: Columns of the terminal from which the two last tables have room next to each other; below, one follows the other.
+#: Least terminal columns for the last two tables side by side; else one follows the other.
 WIDTH_FOR_BOTH = 80
 
 
 def print_plan_result(
     result: PlanResult, job: Mapping[str, Any], *, top: int | None = None, long: bool = False
 ) -> None:
-    """Write the report to standard output: what is recommended, the plans next to it, why not another.
+    """Write the report to standard output: the recommended plan, other plans, why not another axis.
 
     Args:
-        result: of a search.
-        job: what was asked, in the words of the command line.
+        result: result of a search.
+        job: the requested job, with the names of the command line.
         top: plans to show; None: :data:`SHOWN_PLANS`, all in the long report.
-        long: also what was searched and proved, the front of time and memory, why candidates fail, what is not
-            searched, and where the time of the first plan goes.
+        long: also the searched space and its proof, the front of time and memory, reasons of failures, choices left
+            out, and the time of the first plan by group.
     """
     out = t.console()
     _print_header(out, result, job)
@@ -95,7 +95,7 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
         out.print(t.printable(f"note: {note}"))
 
 
-#: What a bill adds to the table of plans -> the part of the bill, and its text.
+#: Column that a bill adds to the table of plans -> part of the bill, and its formatter.
 _BILL: Final[Mapping[str, tuple[str, Callable[[Estimate], str]]]] = {
     "done in": ("goodput", lambda e: t.days(e.run["goodput"]["wall_days"])),
     "MWh": ("energy", lambda e: t.count(e.run["energy"]["kWh"] / 1e3)),
@@ -104,7 +104,7 @@ _BILL: Final[Mapping[str, tuple[str, Callable[[Estimate], str]]]] = {
 
 
 def _print_recommended(out: Console, result: PlanResult) -> None:
-    """The first plan in a frame: what to set, what it takes, where its time goes, and why it and not the second."""
+    """Print the first plan in a frame: settings, figures, time by group, and its gain over the second."""
     from rich.panel import Panel
 
     best = result.plans[0]
@@ -124,7 +124,7 @@ def _print_recommended(out: Console, result: PlanResult) -> None:
 
 
 def settings(plan: Mapping[str, Any]) -> str:
-    """What to set for a plan: degrees, choices that are not the usual ones, ranks inside a fast domain.
+    """Settings of a plan: degrees, choices other than defaults, ranks inside a fast domain.
 
     >>> settings({"strategy": "1d", "tp": 8, "pp": 4, "dp": 2, "micro_batch": 1, "placement": {"tp": 8, "dp": 1}})
     'tp 8, pp 4, dp 2, micro-batch 1; in a fast domain: tp 8'
@@ -137,14 +137,14 @@ def settings(plan: Mapping[str, Any]) -> str:
 
 
 def figures(e: Estimate) -> str:
-    """Step time with its band and MFU; memory and the chance that it does not suffice."""
+    """Texts of step time with band and MFU, and of memory with the probability of running out."""
     band = "" if e.step_time_band_s is None else ", 90 % in {} .. {}".format(*map(t.seconds, e.step_time_band_s))
     risk = "" if (chance := estimate.chance(e)) is None else f", {chance} to run out"
     return f"step {t.seconds(e.step_time_s)}{band}; MFU {t.percent(e.mfu)}\nmemory {memory_line(e)}{risk}"
 
 
 def bar(shares: Sequence[float], width: int, encoding: str = "utf-8") -> str:
-    """Shares of a whole as a bar of a number of letters, each part with its own; the rest is left blank.
+    """Bar of ``width`` characters for the shares of a whole, each with its own character; the rest is blank.
 
     >>> bar([0.5, 0.25], 8), bar([0.5, 0.25], 8, "ascii")
     ('████▓▓', '####==')
@@ -155,7 +155,7 @@ def bar(shares: Sequence[float], width: int, encoding: str = "utf-8") -> str:
 
 
 def _why_first(result: PlanResult) -> str | None:
-    """What the second plan loses against the first, by the terms that differ most; None: there is no second."""
+    """Loss of the second plan against the first, by the terms that differ most; None: there is no second."""
     if len(result.plans) < 2:
         return None
     first, second = result.plans[0], result.plans[1]
@@ -167,11 +167,11 @@ def _why_first(result: PlanResult) -> str | None:
 
 
 EXTRA: Final = ("band 90 %", "main loss")
-"""Columns that are left out where there is no room."""
+"""Columns that are dropped first if there is no room."""
 
 
 def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> None:
-    """The plans, their degrees and choices as columns; what is equal in all of them stands once above."""
+    """Print the plans with degrees and choices as columns; common values are printed once above the table."""
     plans = result.plans[:top]
     cells = [plan_cells(e.plan) for e in plans]
     usual = plan_cells({}, every=True)
@@ -185,7 +185,7 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     told = _outcomes(plans)
     surely = {name: told[name] for name in told if name not in EXTRA}
     ranks = {"": [str(rank) for rank in range(1, len(plans) + 1)]}
-    # A folded cell of placements may be as narrow as its heading; a number that is cut is no number.
+    # A cell of placements may fold to the width of its heading; numbers must not be cut.
     if own and _width(ranks | own | ({"inside": []} if "inside" in own else {}) | surely) > out.width:
         words = {"strategy": "", "how": "", "inside": "inside "}
         worded = [[cell and words.get(name, name) + cell for cell in column] for name, column in own.items()]
@@ -217,7 +217,7 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
 
 
 def _outcomes(plans: Sequence[Estimate]) -> dict[str, list[str]]:
-    """What is told of every plan, by the heading of its column."""
+    """Cells of every plan's results, by heading of the column."""
     unit, scale = t.memory_unit(e.peak_memory_bytes for e in plans)
     told: dict[str, Callable[[Estimate], str]] = {"step": lambda e: t.seconds(e.step_time_s)}
     if any(e.training for e in plans):
@@ -233,7 +233,7 @@ def _outcomes(plans: Sequence[Estimate]) -> dict[str, list[str]]:
 
 
 def _width(columns: Mapping[str, Sequence[str]]) -> int:
-    """Places that a table takes."""
+    """Width of a table in characters."""
     return sum(max(map(len, [name, *cells])) + 2 for name, cells in columns.items()) - 2
 
 
@@ -241,8 +241,8 @@ def plan_cells(plan: Mapping[str, Any], *, every: bool = False) -> dict[str, str
     """Degrees and choices of a plan by the heading of their column, in order.
 
     Args:
-        plan: its record.
-        every: also those that have the usual value.
+        plan: record of the plan.
+        every: include default values.
 
     >>> plan_cells({"tp": 8, "dp": 2, "zero": 3, "placement": {"tp": 8}})
     {'tp': '8', 'dp': '2', 'mbs': '1', 'zero': '3', 'inside': 'tp8'}
@@ -262,7 +262,7 @@ def plan_cells(plan: Mapping[str, Any], *, every: bool = False) -> dict[str, str
 
 
 def _print_why_not(out: Console, result: PlanResult) -> None:
-    """One line on each axis that the first plan does not use."""
+    """Print one line on each axis that the first plan does not use."""
     if not result.why_not:
         return
     out.print()
@@ -273,7 +273,7 @@ def _print_why_not(out: Console, result: PlanResult) -> None:
 
 
 def _print_risky(out: Console, result: PlanResult) -> None:
-    """The fastest plan that would be before the first, and the changes that make it fit, as far as there is room."""
+    """Print the fastest risky plan that is faster than the first, and changes that make it fit, if there is room."""
     if not result.risky or result.oom_limit is None:
         return
     each = result.risky[0]
@@ -284,7 +284,7 @@ def _print_risky(out: Console, result: PlanResult) -> None:
 
 
 def _print_front(out: Console, result: PlanResult) -> None:
-    """Some points of the front in one line, those that tell most of what is not much slower."""
+    """Print some points of the front in one line, among those that are not much slower."""
     points = [p for p in result.pareto if p["step_time_s"] <= SLOWEST_OF_FRONT * result.pareto[0]["step_time_s"]]
     if len(points) < 2:
         return
@@ -298,7 +298,7 @@ def _print_front(out: Console, result: PlanResult) -> None:
 
 
 def _print_unsearched(out: Console, result: PlanResult) -> None:
-    """One line on what the search kept at one value, and which of it makes the first plan faster."""
+    """Print one line on choices kept at one value, and on those that make the first plan faster."""
     left, faster = result.unsearched.names, result.unsearched.faster
     if not left:
         return
@@ -340,7 +340,7 @@ def _print_nearest(out: Console, result: PlanResult) -> None:
 
 
 def _print_search(out: Console, result: PlanResult) -> None:
-    """What was searched, in which time, and what that proves."""
+    """Print the searched space, the time of the search, and its proof."""
     stop, many = result.stop, counted(result.candidates, "candidate", t.count(result.candidates))
     out.print()
     out.print(f"{many}, {t.count(result.feasible)} feasible; {stop.reason} in {t.seconds(stop.elapsed_cpu_s)} CPU")
@@ -355,7 +355,7 @@ def _print_notes(out: Console, best: Estimate) -> None:
 
 
 def _print_winner(out: Console, best: Estimate) -> None:
-    """Where the time of the first plan goes, next to what would change it."""
+    """Print the terms of the first plan's time, and the changes of it."""
     from rich.table import Table
 
     low, high = best.step_time_bracket_s

@@ -1,4 +1,4 @@
-"""Goodput, energy and money of a run for people."""
+"""Report of goodput, energy and money of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from steptime.estimate.result import Estimate
 
-#: Causes of losses to show.
+#: Most causes of losses to show.
 SHOWN = 4
-#: Share of the run that a loss takes to be shown.
+#: Least share of the run for a loss to be shown.
 LEAST = 1e-4
-#: Field -> what it is in words.
+#: Field -> description.
 _WORDS = {
     "kind": "kind of checkpoint",
     "node_Bps": "bandwidth of a node to the store",
@@ -32,7 +32,7 @@ _WORDS = {
 
 
 def print_run(out: Console, e: Estimate) -> None:
-    """Print what a whole run takes: one line a number."""
+    """Print time, energy and money of a whole run, one line per number."""
     rows: list[tuple[str, str]] = []
     if "goodput" in e.run:
         rows += goodput_rows(e.run["goodput"])
@@ -44,7 +44,7 @@ def print_run(out: Console, e: Estimate) -> None:
 
 
 def goodput_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows of when the run is done, and what it loses."""
+    """Rows of the expected time of the run, and its losses."""
     low, high = run["wall_band_days"]
     few, many = run["failures_band"]
     causes = [(name, lost) for name, lost in run["losses_s"].items() if lost > LEAST * run["wall_s"]][:SHOWN]

@@ -1,8 +1,6 @@
-"""How numbers, plans and terms are written for people.
-
-Terms as an indented tree with shares; small ones are folded into one line.
-
-Names of operators and modules as they fit into a plot or a column.
+"""Texts of numbers, plans and terms in reports.
+Terms are an indented tree with shares; small ones are folded into one line.
+Names of operators and modules are shortened to fit into a plot or a column.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ if TYPE_CHECKING:
 
 GIB: Final = 2.0**30
 MIB: Final = 2.0**20
-#: Degrees in the order in which they are written; those that are 1 are left out except dp and micro_batch.
+#: Degrees in the order of reports; degrees of 1 are left out, except dp and micro_batch.
 DEGREES: Final = ("tp", "tp2", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
 SHORT: Final = {"micro_batch": "mbs"}
 ALWAYS: Final = ("dp", "micro_batch")
-#: What a band may rest on, in words; what dominates it is named in a report, at most this many.
+#: Source of a band -> description; a report names the dominating ones, at most as many as the number below.
 BAND_WORDS: Final = {
     "matrix": "matrix products",
     "attention": "attention",
@@ -55,11 +53,11 @@ BAND_WORDS: Final = {
 }
 SHOWN_SHARES: Final = 3
 WIDEST: Final = 1e7
-"""Percent from which on a column shows an exponent."""
+"""Percent from which a column shows an exponent."""
 
 
 def console() -> Console:
-    """The console on standard output: no markup in texts, plain where it is no terminal."""
+    """The console on standard output: no markup in texts, plain if it is no terminal."""
     from rich.console import Console
 
     class Report(Console):
@@ -71,12 +69,12 @@ def console() -> Console:
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which could rewrite a terminal."""
+    """The text without control characters, which could manipulate a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def share(part: float, whole: float) -> str:
-    """A part in percent of the whole; empty where there is no whole.
+    """A part in percent of the whole; empty if the whole is zero.
 
     >>> share(1.0, 8.0)
     '12.5 %'
@@ -104,7 +102,7 @@ def change(fraction: float) -> str:
 
 
 def _rounded(value: float, sign: str = "") -> str:
-    """With one decimal; what no column holds with its exponent.
+    """A number with one decimal; with an exponent if it is too wide for a column.
 
     >>> _rounded(12.34), _rounded(-1.5e28, "+")
     ('12.3', '-1.5e+28')
@@ -113,7 +111,7 @@ def _rounded(value: float, sign: str = "") -> str:
 
 
 def memory_unit(values_bytes: Iterable[float]) -> tuple[str, float]:
-    """Unit of a column of sizes, and its bytes: GiB, or MiB where none is as large as one.
+    """Unit of a column of sizes, and its bytes: GiB, or MiB if all values are below 1 GiB.
 
     >>> memory_unit([80 * 2**30, 2**20]), memory_unit([3 * 2**20])
     (('GiB', 1073741824.0), ('MiB', 1048576.0))
@@ -132,7 +130,7 @@ def memory(value_bytes: float) -> str:
 
 
 def count(value: float) -> str:
-    """A count with thin groups.
+    """A count with thousands separators.
 
     >>> count(16384)
     '16,384'
@@ -141,7 +139,7 @@ def count(value: float) -> str:
 
 
 def big(value: float) -> str:
-    """A number of parameters, as the field writes it (B: 10^9).
+    """A number of parameters with a suffix (B: 10^9).
 
     >>> big(176.2e9), big(999.9e6), big(512)
     ('176.2 B', '999.9 M', '512')
@@ -187,20 +185,20 @@ def plan_label(plan: Mapping[str, Any]) -> str:
 
 
 def ranks_inside(plan: Mapping[str, Any]) -> dict[str, int]:
-    """Ranks of each axis inside a fast domain, of those that have several there; of shardings the mesh says it."""
+    """Ranks inside a fast domain of each axis with more than one there; empty for shardings, which have a mesh."""
     placement = None if plan.get("mesh") else plan.get("placement")
     inside = placement.items() if isinstance(placement, Mapping) else ()
     return {axis: ranks for axis, ranks in inside if ranks != 1}
 
 
 def unusual_options(plan: Mapping[str, Any]) -> list[str]:
-    """Names of the options that a plan's short form shows, as their values are not the usual ones."""
+    """Names of the options with values other than the defaults, for the short form of a plan."""
     shown = [name for name, row in OPTIONS.items() if row.label is not None]
     return [name for name in shown if option_text(plan, name) != option_text({}, name)]
 
 
 def option_text(plan: Mapping[str, Any], name: str) -> str:
-    """The value of an option of a plan, where it has none the usual one.
+    """The value of an option of a plan, by default the usual one, as text.
 
     >>> option_text({"overlap": ["dp", "pp"]}, "overlap"), option_text({}, "zero")
     ('dp+pp', '1')
@@ -210,7 +208,7 @@ def option_text(plan: Mapping[str, Any], name: str) -> str:
 
 
 def unusual(plan: Mapping[str, Any]) -> list[str]:
-    """Choices that mean something only with certain degrees."""
+    """Texts of choices other than defaults, if they apply to the degrees of the plan."""
     out = ["sp off"] if plan.get("tp", 1) != 1 and not plan.get("sp", 1) else []
     schedule, context = plan.get("schedule", "1f1b"), plan.get("context", "all_gather")
     out += [str(schedule)] if schedule not in ("1f1b", "interleaved") else []
@@ -227,11 +225,11 @@ def mesh_words(plan: Mapping[str, Any]) -> str:
 
 
 SHARDED_SHOWN: Final = 3
-"""Parameters that are named of those which are not whole on every device."""
+"""Most named parameters that are sharded."""
 
 
 def sharded_words(plan: Mapping[str, Any]) -> list[str]:
-    """Which parameters a choice of shardings divides; of other plans nothing.
+    """Text on the sharded parameters of a choice of shardings; empty for other plans.
 
     >>> sharded_words({"shardings": {"a": "R", "b": "S(0)"}}), sharded_words({})
     (['1 of 2 parameters divided: b S(0)'], [])
@@ -246,7 +244,7 @@ def sharded_words(plan: Mapping[str, Any]) -> list[str]:
 
 
 def lora_label(lora: Mapping[str, Any]) -> str:
-    """Adapters in three words.
+    """Short description of adapters.
 
     >>> lora_label({"rank": 16, "targets": "linear", "qlora": True})
     'QLoRA rank 16 (linear)'
@@ -279,13 +277,13 @@ def band_text(e: Estimate) -> str:
 
 
 def _degree(name: str, value: Any) -> str:
-    """Name and value together; a name that ends in a digit keeps its distance (``tp2=4``)."""
+    """Name and value joined; with ``=`` if the name ends in a digit (``tp2=4``)."""
     word = SHORT.get(name, name)
     return f"{word}{'=' if word[-1].isdigit() else ''}{number(value)}"
 
 
 def days(value: float) -> str:
-    """Days as papers print them; of a short run three digits.
+    """Days with two decimals; a short run with three digits.
 
     >>> days(97.9627), days(0.0123456)
     ('97.96', '0.0123')
@@ -294,7 +292,7 @@ def days(value: float) -> str:
 
 
 def main_loss(time: Mapping[str, float]) -> str:
-    """The group that costs most after computing, with its share of the step."""
+    """The largest group after computation, with its share of the step."""
     groups: dict[str, float] = {}
     for path, value in time.items():
         head = path.split("/")[0]
@@ -308,7 +306,7 @@ def main_loss(time: Mapping[str, float]) -> str:
 
 
 def grid(columns: Sequence[str], *, left: Sequence[int] = (0,)) -> Table:
-    """An unframed table; numbers are set right, the columns in ``left`` are set left and may fold."""
+    """An unframed table; columns are right-aligned, except those in ``left``, which may fold."""
     table = _grid_class()(box=None, pad_edge=False)
     for i, name in enumerate(columns):
         if i in left:
@@ -320,14 +318,14 @@ def grid(columns: Sequence[str], *, left: Sequence[int] = (0,)) -> Table:
 
 @cache
 def _grid_class() -> type[Table]:
-    """A table that joins its cells to lines where all have room, as to lay out each takes longer than to estimate."""
+    """Table class that joins fitting cells to lines itself: the library's layout takes longer than an estimate."""
     from rich.cells import cell_len
     from rich.segment import Segment
     from rich.table import Table
 
     class Grid(Table):
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-            """The lines of the table; where they are longer than there is room, as the library folds them."""
+            """The lines of the table; folded by the library if they do not fit."""
             sides = ["right" if column.justify == "right" else "left" for column in self.columns]
             columns = [[column.header, *column.cells] for column in self.columns]
             lines = side_by_side(columns, sides, options.max_width, cell_len) if self.show_header else None
@@ -345,13 +343,12 @@ def _grid_class() -> type[Table]:
 def side_by_side(
     columns: Sequence[Sequence[Any]], sides: Sequence[str], room: int, width_of: Callable[[str], int] = len
 ) -> list[str] | None:
-    """Rows of a table as lines, columns two blanks apart; None: they have no room, or a cell is no text of one line.
-
+    """Rows of a table as lines, columns two blanks apart; None: they do not fit, or a cell is no single line of text.
     Args:
-        columns: cells of each column, as many in each.
-        sides: ``left`` or ``right`` of each column: where its cells are set.
-        room: width of the longest line that has room.
-        width_of: places that a text takes.
+        columns: cells of each column, the same number in each.
+        sides: alignment of each column, ``left`` or ``right``.
+        room: width of the longest line that fits.
+        width_of: width of a text in characters.
 
     >>> side_by_side([["a", "long"], ["x", "10.5"]], ["left", "right"], 80)
     ['a        x', 'long  10.5']
@@ -377,7 +374,7 @@ def heading(out: Console, text: str) -> None:
 
 
 def indented(out: Console, text: str, by: int = 4) -> None:
-    """A text whose folded lines stand under its first."""
+    """Print a text with its folded lines indented like its first."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -385,7 +382,7 @@ def indented(out: Console, text: str, by: int = 4) -> None:
 
 
 def note_on(plan: Mapping[str, Any]) -> str:
-    """Note on a plan that a reader has to know before using it; empty if none.
+    """Note that a reader needs before using a plan; empty: none.
 
     >>> note_on({"strategy": "1d"})
     ''
@@ -398,7 +395,7 @@ def note_on(plan: Mapping[str, Any]) -> str:
     )
 
 
-#: Terms, or modules, below this share of the total are folded unless everything is wanted.
+#: Share of the total below which terms or modules are folded by default.
 FOLD: Final = 0.005
 
 
@@ -413,9 +410,9 @@ def term_table(terms: Mapping[str, float], unit: Callable[[float], str], *, titl
 
     Args:
         terms: path to value.
-        unit: text of a value.
-        title: of the first column.
-        show_all: whether small terms are shown too.
+        unit: formatter of a value.
+        title: heading of the first column.
+        show_all: show small terms too.
     """
     root = _tree(terms)
     table = grid((title, "", "share"))
@@ -456,7 +453,7 @@ LEAST = 12
 
 
 def short_operator(name: str, room: int = 40) -> str:
-    """The name of an operator; where it is still too long, words before the last one go.
+    """The shortened name of an operator; if it is still too long, words before the last one are dropped.
 
     >>> short_operator("_scaled_dot_product_flash_attention_for_cpu_backward")
     'sdpa_flash_backward'
@@ -478,7 +475,7 @@ def short_operator(name: str, room: int = 40) -> str:
 
 
 def short_path(path: str, room: int) -> str:
-    """The path of a module; where it is too long, its first names go.
+    """The path of a module; if it is too long, its first names are dropped.
 
     >>> short_path("model.language_model.layers.*.self_attn.q_proj", 18)
     '..self_attn.q_proj'

@@ -56,8 +56,7 @@ def compiled(*texts: str) -> Any:
 
 @cache
 def _index() -> tuple[Mapping[str, tuple[int, int]], bytes]:
-    """Index (key -> offset and length) and data of the documents; all is read at once, as a job needs fifty
-    documents."""
+    """Index (key -> offset and length) and data of the documents; read at once, as a job needs fifty of them."""
     try:
         seal, _, rest = FILE.read_bytes().partition(b"\n")
         if seal != _seal(rest):

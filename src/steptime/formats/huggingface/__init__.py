@@ -1,4 +1,4 @@
-"""Import of Hugging Face ``config.json`` files; what reads them is loaded when it is first used."""
+"""Import of Hugging Face ``config.json`` files; the readers are loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The option ``--plot`` of commands: asked before the work, drawn after it."""
+"""The option ``--plot`` of commands: checked before the work, drawn after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def drawing(kind: str, path: Path | None) -> Callable[[Mapping[str, Any]], None] | None:
-    """What draws the result of a command, given as JSON; None where no picture is asked for.
+    """Function that draws the JSON result of a command; None: no picture is requested.
 
     Raises:
         UserError: matplotlib is not installed, or cannot write the file.

@@ -1,4 +1,4 @@
-"""A chart as plain data: axes with units, named series, notes; nothing here knows how it is drawn."""
+"""A chart as plain data: axes with units, named series, notes; independent of the drawing library."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Axis:
 
     label: str
     unit: str = ""
-    """SI unit of the values (``s``, ``B``, ``FLOP/s``); what is drawn may have a prefix. Empty: none."""
+    """SI unit of the values (``s``, ``B``, ``FLOP/s``); the drawing may add a prefix. Empty: none."""
     log: bool = False
     ticks: tuple[str, ...] = ()
-    """Names of the places 0, 1, 2 ... of an axis that counts things; empty: an axis of numbers."""
+    """Names of the places 0, 1, 2 ... of a categorical axis; empty: a numeric axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +31,18 @@ class Series:
 
     name: str
     style: str
-    """How the values are meant: ``line``, ``step`` (each value holds until the next one), ``rule`` (a line that bounds
+    """Kind of drawing: ``line``, ``step`` (each value holds until the next one), ``rule`` (a line that bounds
     the others), ``points``, ``bar`` (stacked in
     the order of the series), ``cap`` (a limit on one bar), ``box`` (from x on, ``size`` long, in row y), ``cell``
     (a place of a grid; ``size`` is its value)."""
     x: tuple[float, ...]
     y: tuple[float, ...]
     size: tuple[float, ...] = ()
-    """Third value of each: of points their share of an area, of boxes their length, of cells their value."""
+    """Third value of each entry: the area share of points, the length of boxes, the value of cells."""
     labels: tuple[str, ...] = ()
     """Text at each value; empty texts are left out."""
     faint: bool = False
-    """Whether the values count less than those of the other series: overlapped time, plans beyond the front."""
+    """True: drawn fainter than other series, such as overlapped time or plans off the front."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Panel:
     y: Axis
     series: tuple[Series, ...]
     value: Axis = Axis(label="")
-    """What ``size`` measures, where that is drawn as a scale of its own (``cell``)."""
+    """Axis of ``size``, for styles that draw it as a scale of its own (``cell``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Chart:
     title: str
     panels: tuple[Panel, ...]
     notes: tuple[str, ...] = ()
-    """Sentences below the panels: what is left out, what holds for all."""
+    """Sentences below the panels, on omissions and common properties."""
 
     def to_json(self) -> Mapping[str, Any]:
         """Plain data for ``json.dumps``."""

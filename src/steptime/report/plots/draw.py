@@ -1,4 +1,4 @@
-"""Charts drawn by matplotlib: readable in grey, in colours that most people tell apart, the same bytes each time."""
+"""Charts drawn by matplotlib: readable in grey, in distinguishable colours, with reproducible bytes."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from steptime.report.plots.charts import Axis, Chart, Panel, Series
 from steptime.report.text import printable
 
 HATCHES: Final = ("", "///", "---", "xxx", "\\\\\\", "++", "|||", "/-")
-"""Of lines only: dots and circles would make a file many times as large."""
+"""Hatches made of lines only: dots and circles would make a file many times as large."""
 WIDTH, HEIGHT, ROW, LEGEND = 3.6, 3.4, 0.32, 1.7
 """Inches of a panel, of a row of boxes, and of a legend."""
 AREA: Final = 1600.0
-"""Area in square points of a point that has the whole share."""
+"""Area (square points) of a point with a share of 1."""
 NAMED: Final = ("line", "step", "points")
 """Styles whose values may have texts next to them."""
 BOXES: Final = ("#0072b2", "#f0e442", "#56b4e9", "#d55e00", "#bbbbbb", "#009e73", "#e69f00", "#444444")
-"""Colours of boxes: neighbours differ in lightness, so that narrow ones can be told apart in grey."""
+"""Colours of boxes: neighbours differ in lightness, so that narrow boxes are distinct in grey."""
 DARK: Final = (0, 3, 7)
-"""Places of the colours on which texts are white."""
+"""Indices of the colours with white texts."""
 FEW: Final = 300
-"""Boxes that have hatches at most, where they have no texts."""
+"""Most boxes with hatches, if they have no texts."""
 MANY: Final = 4000
-"""Boxes from which on they are one picture, not shapes: a file of shapes would be large."""
+"""Number of boxes from which they are rasterised: a file of shapes would be large."""
 CELLS: Final = 150
-"""Cells of a grid whose values are written at most."""
+"""Most cells of a grid with written values."""
 UNITS: Final[Mapping[str, tuple[tuple[float, str], ...]]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
     "B": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (1.0, "B")),
     "FLOP/s": ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")),
 }
-"""SI unit -> units that a person would use, with their size, the largest first."""
+"""SI unit -> customary units with their sizes, the largest first."""
 
 
 def unit_for(unit: str, values: Sequence[float]) -> tuple[float, str]:
-    """The largest unit of which the largest value has two or more, else the smallest.
+    """The largest unit in which the largest value is at least two, else the smallest unit.
 
     >>> unit_for("s", [0.25]), unit_for("B", [80 * 2.0**30]), unit_for("days", [3.0])
     ((0.001, 'ms'), (1073741824.0, 'GiB'), (1.0, 'days'))
@@ -50,7 +50,7 @@ def unit_for(unit: str, values: Sequence[float]) -> tuple[float, str]:
 
 
 def plain(text: str) -> str:
-    """Text as it stands: no control characters, and no formula between dollars.
+    """Literal text: without control characters, and without formulas between dollars.
 
     >>> plain("$x$")
     '\\\\$x\\\\$'
@@ -59,7 +59,7 @@ def plain(text: str) -> str:
 
 
 def write_chart(chart: Chart, path: Path) -> None:
-    """Draw a chart into a file; its suffix says which kind.
+    """Draw a chart into a file of the kind given by its suffix.
 
     Raises:
         UserError: matplotlib is not installed, or does not write this kind of file.
@@ -91,7 +91,7 @@ def write_chart(chart: Chart, path: Path) -> None:
 
 
 def _panel(axes: Any, panel: Panel, *, legend: bool) -> None:
-    """Draws the series of a panel in SI units' multiples, then its axes and names."""
+    """Draw the series of a panel in multiples of SI units, then its axes and names."""
     sizes = _units(panel)
     tops: dict[float, float] = {}
     counts: dict[str, int] = {}
@@ -115,7 +115,7 @@ def _units(panel: Panel) -> list[tuple[float, str]]:
 
 
 def _along(panel: Panel, name: str) -> list[float]:
-    """All values along an axis, of boxes both ends, of bars their sums."""
+    """All values along an axis, with both ends of boxes and the sums of bars."""
     out: list[float] = []
     sums: dict[float, float] = {}
     for series in panel.series:
@@ -140,7 +140,7 @@ def _scaled(series: Series, x: float, y: float) -> Series:
 
 
 def _axis(axes: Any, panel: Panel, name: str, unit: str) -> None:
-    """Label with unit, names of places, scale: logarithmic where all values are above zero."""
+    """Set label with unit, names of places, and scale: logarithmic only if all values are above zero."""
     axis: Axis = getattr(panel, name)
     label = f"{axis.label} ({unit})" if unit and axis.label else axis.label or unit
     getattr(axes, f"set_{name}label")(plain(label.replace("_", " ")))
@@ -157,7 +157,7 @@ def _axis(axes: Any, panel: Panel, name: str, unit: str) -> None:
 
 
 def _log_ticks(axes: Any, name: str) -> None:
-    """On an axis of few decades 1, 2 and 5 times a power of ten, written out; matplotlib's would cover each other."""
+    """Set ticks at 1, 2 and 5 times powers of ten for few decades; matplotlib's labels would overlap."""
     from matplotlib.ticker import FixedLocator, NullFormatter
 
     low, high = getattr(axes, f"get_{name}lim")()
@@ -175,7 +175,7 @@ def _log_ticks(axes: Any, name: str) -> None:
 
 
 def _frame(axes: Any, panel: Panel, tops: Mapping[float, float], size: float) -> None:
-    """What follows from the styles of a panel: where axes begin, exposed totals on bars, rows that go down."""
+    """Apply the styles of a panel: start of axes, exposed totals on bars, rows from top to bottom."""
     styles = {series.style for series in panel.series}
     if tops:
         axes.set_xlim(-0.8, max(tops) + 0.8)
@@ -250,7 +250,7 @@ def _points(axes: Any, series: Series, number: int, tops: dict[float, float]) ->
 
 
 def _named(axes: Any, named: Sequence[Series]) -> None:
-    """Texts next to values, each where it covers no other; where no place is free it is left out."""
+    """Put texts next to values without covering others; a text without a free place is left out."""
     taken: list[tuple[float, float, float, float]] = []
     low, high = axes.transAxes.transform(((0, 0), (1, 1)))
     for series in named:
@@ -345,7 +345,7 @@ def _cell(axes: Any, series: Series, number: int, tops: dict[float, float]) -> N
 
 
 def _scale(axes: Any, panel: Panel) -> None:
-    """The scale of a grid, and its values where they are few."""
+    """Draw the colour scale of a grid, and its values if they are few."""
     size, unit = unit_for(panel.value.unit, panel.series[0].size)
     image = axes.images[0]
     image.set_data(image.get_array() / size)
@@ -370,4 +370,4 @@ _STYLES: Final[Mapping[str, Callable[[Any, Series, int, dict[float, float]], Non
     "box": _box,
     "cell": _cell,
 }
-"""Style of a series -> what draws it; the number counts series of the style, the tops are those of stacked bars."""
+"""Style of a series -> function that draws it, given the index among series of the style and the tops of bars."""

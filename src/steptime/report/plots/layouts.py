@@ -1,4 +1,4 @@
-"""Charts of where and when things run: the passes of a pipeline over time, the ranks of a plan over devices."""
+"""Charts of time and place: passes of a pipeline over time, ranks of a plan over devices."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ PASSES: Final = {
     "RELOAD": "from the host",
 }
 MOST_LABELS: Final = 400
-"""Passes that are numbered at most; more would cover each other."""
+"""Most passes with numbers; more numbers would overlap."""
 ORDER: Final = ("tp", "tp2", "cp", "dp", "pp")
 """Axes of a mesh, innermost first, as launchers number ranks."""
 MOST_DOMAINS: Final = 32
-"""Fast domains that a map shows at most."""
+"""Most fast domains in a map."""
 
 
 def timeline(results: Sequence[Result]) -> Chart:
-    """Passes of every rank of a played step over time; the number in a box is its micro-batch.
-
+    """Passes of every rank of a simulated step over time; the number in a box is its micro-batch.
     Raises:
-        UserError: the result does not hold its passes.
+        UserError: the result does not contain its passes.
     """
     found = results[0]
     if not found.has("passes"):
@@ -67,7 +66,7 @@ def _count(found: Result) -> range:
 
 
 def mesh(results: Sequence[Result]) -> Chart:
-    """Which rank of which axis sits in which place of which fast domain.
+    """Map of the ranks of each axis over fast domains.
 
     A row is a fast domain, a box a device, with its rank in the order of launchers and its place on every axis that the
     plan has; the series are the stages of the pipeline.

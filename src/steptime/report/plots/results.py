@@ -1,4 +1,4 @@
-"""Saved results: files that commands wrote with ``--json``, and tables of rows; what is read is checked."""
+"""Saved results: files written with ``--json``, and tables of rows; values are checked on access."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from steptime.errors import FieldError, InputFileError, shown
 from steptime.store.files import read_text
 
 LARGEST: Final = 256 * 2**20
-"""Bytes of a file of results at most."""
+"""Most bytes of a file of results."""
 MOST: Final = 1e100
-"""No quantity is as large; axes could not hold it."""
+"""Largest accepted value; axes cannot show larger ones."""
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": ("plans", "pareto", "candidates"),
     "profile": ("by_operator", "moved_bytes", "roofs"),
@@ -24,7 +24,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "estimate": ("step_time_s", "time", "memory", "plan"),
     "rows": ("rows",),
 }
-"""Kind of result -> keys that its document has, and no other's has all of; in this order."""
+"""Kind of result -> keys that identify its document; checked in this order."""
 WRITERS: Final[Mapping[str, str]] = {
     "plan": "steptime plan --json",
     "profile": "steptime profile --json",
@@ -38,7 +38,7 @@ WRITERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One result, with the name that a chart gives it."""
+    """One result, with its name in charts."""
 
     name: str
     kind: str
@@ -78,7 +78,7 @@ class Result:
         return {key: self.real(*path, key) for key in self.table(*path)}
 
     def numbers_of(self, *path: str | int, key: str) -> dict[str, float]:
-        """One number of each object below a path of keys; FieldError: one lacks it."""
+        """One number of each object below a path of keys; FieldError: an object does not have it."""
         return {name: self.real(*path, name, key) for name in self.table(*path)}
 
     def items(self, *path: str | int) -> Sequence[Any]:
@@ -93,7 +93,7 @@ class Result:
         return tuple(self.real(*path, i) for i in range(len(self.items(*path))))
 
     def has(self, *path: str | int) -> bool:
-        """Whether something other than null stands at a path of keys."""
+        """True if there is a value other than null at a path of keys."""
         value: Any = self.data
         for key in path:
             try:
@@ -103,7 +103,7 @@ class Result:
         return value is not None
 
     def at(self, *path: str | int) -> Any:
-        """What stands at a path of keys; FieldError: nothing."""
+        """The value at a path of keys; FieldError: there is none."""
         value: Any = self.data
         for key in path:
             try:
@@ -123,10 +123,9 @@ class Result:
 
 
 def result(name: str, data: Any) -> Result:
-    """What the API returned as JSON, with its kind.
-
+    """A document of the API as a result, with its kind.
     Args:
-        name: what it is called in a chart, and in messages.
+        name: name in charts and messages.
         data: a document of a command, or a list of rows.
 
     Raises:
@@ -146,7 +145,7 @@ def result(name: str, data: Any) -> Result:
 
 
 def kind_of(data: Mapping[str, Any]) -> str | None:
-    """Kind of a document; None: it is not one of ours.
+    """Kind of a document; None: unknown.
 
     >>> kind_of({"rows": []}), kind_of({"x": 1})
     ('rows', None)

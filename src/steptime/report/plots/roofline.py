@@ -15,9 +15,9 @@ from steptime.report.plots.results import Result
 from steptime.report.text import short_operator
 
 NAMED: Final = 12
-"""Operators that are named, the longest."""
+"""Number of named operators, the longest ones."""
 WORTH: Final = 0.01
-"""Least share of the time of an operator that is named."""
+"""Least share of the time for an operator to be named."""
 MARGIN: Final = 4.0
 """Factor by which the axes go beyond the points."""
 Arguments = Mapping[str, float]
@@ -44,14 +44,14 @@ WORK: Final[Mapping[str, Callable[[Arguments], tuple[float, float]]]] = {
 }
 """Function that timed a term -> FLOPs and bytes of one call, from its arguments."""
 Points = list[tuple[str, bool, float, float, float]]
-"""Name, whether it runs on the matrix units, FLOPs, bytes, seconds."""
+"""Operators: name, True for matrix units, FLOPs, bytes, seconds."""
 
 
 def roofline(results: Sequence[Result]) -> Chart:
     """Operators by their intensity and rate, the area by their share of the time, below the roofs of the device.
 
     Raises:
-        UserError: the estimate does not tell the work of its operators.
+        UserError: the estimate does not have the work of its operators.
     """
     found = results[0]
     if found.kind == "profile":
@@ -130,7 +130,7 @@ def _profiled(found: Result) -> Points:
 
 
 def _estimated(found: Result) -> tuple[Points, dict[str, float], float]:
-    """Operators of an estimate that tells how its terms were computed, forward and backward together."""
+    """Operators of an explained estimate, forward and backward together."""
     if not found.has("details"):
         raise UserError(f"{found.name}: the work of operators is not in it", hint="write it with --explain --json")
     sums: dict[str, list[float]] = {}

@@ -1,6 +1,5 @@
-"""Charts of estimates, searches, profiles and rows of studies: from results as JSON to plain data.
-
-:data:`KINDS` has every kind of chart with the results that it takes.
+"""Charts of estimates, searches, profiles and rows of studies, from results as JSON to plain data.
+:data:`KINDS` lists the kinds of charts with the results that they take.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from steptime.report.plots.results import WRITERS, Result
 from steptime.report.plots.roofline import hierarchical, roofline
 
 MOST_SERIES: Final = 7
-"""Parts of a bar or systems of a chart that have a name of their own; what is smaller is added up."""
+"""Most named parts of a bar or systems of a chart; smaller ones are summed."""
 MOST_LINES: Final = 30
-"""Lines of a scaling chart at most."""
+"""Most lines of a scaling chart."""
 MOST_BARS: Final = 10
-"""Plans of a search that are drawn side by side at most."""
+"""Most plans of a search that are drawn side by side."""
 GPUS, STEP, DAYS = (
     ("gpus", "workload.gpus", "devices"),
     ("step_time_s", "step_s"),
@@ -35,14 +34,14 @@ STRATEGY: Final = ("strategy", "plan.strategy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may say about a chart."""
+    """The user's options of a chart."""
 
     x: str = ""
     """Column along a heat map."""
     y: str = ""
     """Column up a heat map."""
     value: str = ""
-    """Column that is drawn."""
+    """Column of the drawn value."""
     title: str = ""
 
 
@@ -52,9 +51,9 @@ class Kind:
 
     build: Callable[[Sequence[Result], Options], Chart]
     takes: tuple[str, ...]
-    """Kinds of results."""
+    """Kinds of results that it takes."""
     several: bool
-    """Whether it shows more than one result."""
+    """True if it shows more than one result."""
     text: str
 
 
@@ -67,7 +66,7 @@ def chart(kind: str, results: Sequence[Result], options: Options = Options()) ->
         options: what to draw.
 
     Raises:
-        UserError: an unknown kind, no results, too many, of a kind that it does not take, or without its numbers.
+        UserError: the kind is unknown, or the results are none, too many, of a wrong kind, or without its numbers.
 
     >>> from steptime.report.plots.results import result
     >>> rows = [{"cluster": "a", "gpus": g, "step_time_s": 8.0 / g} for g in (8, 16)]
@@ -95,7 +94,7 @@ def _wanted(row: Kind) -> str:
 
 
 def breakdown(results: Sequence[Result]) -> Chart:
-    """Stacked step time of each result by group of terms; overlapped time is faint and stands above what is exposed."""
+    """Stacked step time of each result by group of terms; overlapped time is faint and above exposed time."""
     estimates = _bars_of(results)
     exposed = [_rolled(each.numbers("time")) for each in estimates]
     hidden = [_rolled(each.numbers("overlapped")) if each.has("overlapped") else {} for each in estimates]
@@ -128,12 +127,12 @@ def overview(results: Sequence[Result]) -> Chart:
 
 
 def _bars_of(results: Sequence[Result]) -> list[Result]:
-    """Estimates that are drawn: the first of each result; of one search its best plans."""
+    """Estimates to draw: the first of each result; for a single search its best plans."""
     return _estimates(results[0]) if len(results) == 1 else [_estimates(each)[0] for each in results]
 
 
 def _estimates(found: Result) -> list[Result]:
-    """An estimate; of a search its best plans, the fastest first."""
+    """The estimates of a result: an estimate itself, or the best plans of a search, the fastest first."""
     if found.kind == "estimate":
         return [found]
     count = len(found.items("plans"))
@@ -143,7 +142,7 @@ def _estimates(found: Result) -> list[Result]:
 
 
 def _names(estimates: Sequence[Result]) -> tuple[str, ...]:
-    """What the bars are called: their results' names, a lone one after its plan."""
+    """Names of the bars: of their results; a single bar is named by its plan."""
     if len({each.name for each in estimates}) == 1:
         return tuple(_plan_words(each.table("plan")) for each in estimates)
     return tuple(each.name for each in estimates)
@@ -160,7 +159,7 @@ def _plan_words(plan: Mapping[str, Any]) -> str:
 
 
 def _common(estimates: Sequence[Result]) -> str:
-    """What all results have in common, as a title."""
+    """Common properties of all results, as a title."""
     titles = {title_of(each) for each in estimates}
     return titles.pop() if len(titles) == 1 else ""
 
@@ -179,7 +178,7 @@ def _rolled(terms: Mapping[str, float]) -> dict[str, float]:
 
 
 def _bars(columns: Sequence[Mapping[str, float]], suffix: str = "", *, faint: bool = False) -> list[Series]:
-    """One series per group, the largest first; small ones beyond :data:`MOST_SERIES` are one."""
+    """One series per group, the largest first; groups beyond :data:`MOST_SERIES` are summed in one."""
     totals: dict[str, float] = {}
     for column in columns:
         for name, value in column.items():
@@ -248,9 +247,8 @@ def _xy(
 
 
 def rows_of(results: Sequence[Result]) -> list[Result]:
-    """Rows of all results: of a table its rows, of an estimate itself, of a search its fastest plan.
-
-    Nested objects are columns with points in their names.
+    """Rows of all results: the rows of a table, an estimate itself, the fastest plan of a search.
+    Nested objects become columns with dotted names.
     """
     out: list[Result] = []
     for each in results:
@@ -266,7 +264,7 @@ def rows_of(results: Sequence[Result]) -> list[Result]:
 
 
 def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """An object with its nested ones joined by points.
+    """An object with nested objects flattened under dotted names.
 
     >>> flat({"a": 1, "plan": {"tp": 8}})
     {'a': 1, 'plan.tp': 8}
@@ -291,8 +289,8 @@ def scaling(results: Sequence[Result]) -> Chart:
     r"""Strong scaling: step time, efficiency and days of training over the number of devices, a line per system.
 
     The efficiency of $n$ devices is $t_0 n_0 / (t n)$ with $t$ the step time (s) and $n_0$, $t_0$ those of the system's
-    fewest devices; where rows tell samples per second their rates are compared, so that the batch may differ. Of rows
-    with the same system and number of devices the fastest counts.
+    fewest devices; if rows have samples per second, their rates are compared, so that the batch may differ. Among
+    rows with the same system and number of devices the fastest counts.
     """
     rows = rows_of(results)
     differ = [names for names in (MODEL, SYSTEM) if len({_text(row, names) for row in rows}) > 1]
@@ -318,7 +316,7 @@ def scaling(results: Sequence[Result]) -> Chart:
 
 
 def _contested(rows: Sequence[Result]) -> bool:
-    """Whether there are several strategies for the same job: a search that chooses one makes one line."""
+    """True if there are several strategies for one job: a search that chooses one makes one line."""
     seen: dict[tuple[str, str, float], str] = {}
     for row in rows:
         strategy = _text(row, STRATEGY)
@@ -333,7 +331,7 @@ def _text(row: Result, names: Sequence[str]) -> str:
 
 
 def _rate(row: Result) -> float:
-    """Samples per second, or steps where rows do not tell samples."""
+    """Samples per second, or steps per second if rows do not have samples."""
     rate = row.real("samples_per_s") if row.has("samples_per_s") else 1.0 / _positive(row, STEP)
     if rate <= 0:
         raise UserError(f"{row.name}: samples_per_s is {rate:g}")
@@ -365,10 +363,10 @@ def _efficiency(lines: Mapping[str, Sequence[Result]]) -> Panel:
 
 
 def heatmap(results: Sequence[Result], options: Options) -> Chart:
-    """A value over two swept parameters; of rows with the same two the least value counts.
+    """A value over two swept parameters; among rows with the same parameters the least value counts.
 
     Raises:
-        UserError: a column is missing, or which two parameters vary is not clear.
+        UserError: a column is missing, or the two varying parameters are ambiguous.
     """
     rows = rows_of(results)
     value = options.value or next((name for name in STEP if rows[0].has(name)), STEP[0])
@@ -408,7 +406,7 @@ def _place(row: Result, name: str) -> float | str:
 
 
 def _swept(rows: Sequence[Result], options: Options) -> tuple[str, str]:
-    """The two columns that a heat map is over: those asked for, else the two that vary and are no result."""
+    """The two columns of a heat map: the requested ones, else the two that vary and are no results."""
     if options.x and options.y:
         return options.x, options.y
     names = dict.fromkeys(name for row in rows for name in row.data)
@@ -422,7 +420,7 @@ def _swept(rows: Sequence[Result], options: Options) -> tuple[str, str]:
 
 
 RESULTS: Final = ("_s", "_bytes", "mfu", "hfu", "_per_s", "per_gpu", "_days", "_hours", "_fraction", "oom_probability")
-"""How the names of results end, which no sweep is over."""
+"""Endings of names of results, over which no sweep runs."""
 
 
 def _varies(rows: Sequence[Result], name: str) -> bool:
@@ -501,4 +499,4 @@ KINDS: Final[Mapping[str, Kind]] = {
         text="utilisation against training compute, by what overlaps",
     ),
 }
-"""Name of each kind of chart -> how it is built and what it takes."""
+"""Name of a kind of chart -> its function and the results that it takes."""
