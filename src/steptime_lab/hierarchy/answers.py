@@ -1,4 +1,4 @@
-"""What the commands of the memory hierarchy answer: records that print as JSON."""
+"""Answers of the commands of the memory hierarchy, as records that print as JSON."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from steptime_lab.hierarchy.tiles import (
 )
 from steptime_lab.hierarchy.traces import MATRICES, Shape, trace
 
-USUAL: Final = "zen4"
-"""Processor whose caches are taken where none are given."""
-NAMED_FROM: Final = 0.05
-"""Share of misses by conflict from which on they are named."""
+DEFAULT_PROCESSOR: Final = "zen4"
+"""Processor whose caches are used by default."""
+MIN_CONFLICT_SHARE: Final = 0.05
+"""A report explains conflict misses that are more than this share of all misses."""
 
 
 def chosen_caches(cache: str | None, name: str | None, *, line_bytes: int, inclusive: bool) -> tuple[str, Hierarchy]:
@@ -36,9 +36,9 @@ def chosen_caches(cache: str | None, name: str | None, *, line_bytes: int, inclu
 
     Args:
         cache: levels as text, or None.
-        name: of a processor, or None.
-        line_bytes: of a line; that of a processor is its own.
-        inclusive: whether levels are.
+        name: name of a processor, or None.
+        line_bytes: length of a line of caches given as text; a processor has its own.
+        inclusive: whether each level holds every line of the levels above.
 
     Raises:
         UserError: both are given, an unknown processor, or an impossible geometry.
@@ -50,7 +50,7 @@ def chosen_caches(cache: str | None, name: str | None, *, line_bytes: int, inclu
         raise UserError("--cache and --processor both say which caches", hint="give one of them")
     if cache is not None:
         return cache, hierarchy(cache, line_bytes=line_bytes, inclusive=inclusive)
-    found = processor(name or USUAL)
+    found = processor(name or DEFAULT_PROCESSOR)
     return found.title, Hierarchy(caches=caches_of(found).caches, inclusive=inclusive)
 
 
@@ -71,7 +71,7 @@ class CacheReport:
     causes: Mapping[str, int]
     """Misses of the first level: cold, capacity, conflict."""
     conflict: str | None
-    """What causes conflict misses, where they are many and rows at equal distances explain them."""
+    """Cause of the conflict misses, where they are many and rows at equal distances explain them."""
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -79,7 +79,7 @@ class CacheReport:
 
 
 def cache_report(pattern: str, shape: Shape, caches: Hierarchy, name: str) -> CacheReport:
-    """Simulate a pattern and tell hits, traffic and causes of misses.
+    """Simulate a pattern: hits, traffic and causes of misses.
 
     Raises:
         UserError: an unknown pattern, a size that it cannot have, or a trace too long to be interpreted.
@@ -118,16 +118,16 @@ def cache_report(pattern: str, shape: Shape, caches: Hierarchy, name: str) -> Ca
         read_bytes=simulated.read_bytes,
         written_bytes=simulated.written_bytes,
         causes={key: getattr(causes, key) for key in causes.__dataclass_fields__},
-        conflict=_named(pattern, shape, caches, causes.conflict, simulated.levels[0].misses),
+        conflict=_conflict_cause(pattern, shape, caches, causes.conflict, simulated.levels[0].misses),
     )
 
 
-def _named(pattern: str, shape: Shape, caches: Hierarchy, conflict: int, misses: int) -> str | None:
-    """What conflict misses come from: rows or strides that fall onto few sets of the first level."""
+def _conflict_cause(pattern: str, shape: Shape, caches: Hierarchy, conflict: int, misses: int) -> str | None:
+    """Explanation of conflict misses by rows or strides that map to few sets of the first level."""
     first = caches.caches[0]
     packed = pattern == "matmul" and shape.packed
     row_bytes = (shape.leading or shape.n if pattern in MATRICES else shape.stride) * shape.element_bytes
-    many = conflict > NAMED_FROM * misses
+    many = conflict > MIN_CONFLICT_SHARE * misses
     if not many or packed or row_bytes % first.line_bytes or pattern not in (*MATRICES, "strided"):
         return None
     sets = int(sets_of_stride(row_bytes, first.sets, first.line_bytes))
@@ -145,7 +145,7 @@ def reuse_report(pattern: str, shape: Shape, line_bytes: int) -> dict[str, Any]:
     """Miss ratio curve and working sets of a pattern.
 
     Raises:
-        UserError: as :func:`cache_report`.
+        UserError: an unknown pattern, a size that it cannot have, or a trace too long to be interpreted.
 
     >>> reuse_report("strided", Shape(n=4, stride=8, passes=2), 64)["working_sets"]
     [{'capacity_bytes': 256, 'miss_ratio': 0.5}]
@@ -180,8 +180,8 @@ def tile_answer(
     if device is not None:
         return tiles_on_device(shape, load_device(device), dtype)
     if cache is None:
-        return tiles_on_processor(shape, name or USUAL, dtype)
+        return tiles_on_processor(shape, name or DEFAULT_PROCESSOR, dtype)
     check_dtype(dtype)
-    core = processor(USUAL)
+    core = processor(DEFAULT_PROCESSOR)
     levels = cpu_levels(core.register_bytes, core.vector_bytes, hierarchy(cache), WORD_BYTES[dtype])
     return planned(shape, levels, dtype=dtype, machine=cache)

@@ -49,18 +49,18 @@ class Processor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipMemories:
-    """What one multiprocessor of a GPU has."""
+    """Registers, shared memory and first-level cache of one multiprocessor of a GPU."""
 
     registers_bytes: int
     thread_registers: int
-    """Registers of 4 bytes that one thread has at most."""
+    """Most registers of one thread, of 4 bytes each."""
     shared_bytes: int
-    """Shared memory that its blocks have at most."""
+    """Most shared memory of the blocks of the multiprocessor together."""
     l1_bytes: int
     """First level and shared memory together."""
     line_bytes: int
     bytes_per_clock: int
-    """That shared memory gives in a cycle."""
+    """Bytes that shared memory delivers in a cycle."""
     source: str
 
 
@@ -133,7 +133,7 @@ def chip_memories(device: Device) -> ChipMemories | None:
 def machine_caches(root: Path = SYSTEM) -> Processor:
     """Caches of this machine: data and unified ones of the first processor, from Linux.
 
-    A virtual machine shows what its host lets it see.
+    In a virtual machine these are the caches that its host exposes.
 
     Raises:
         UserError: the system does not list them.
@@ -170,7 +170,7 @@ def _described(folder: Path) -> tuple[int, CacheLevel] | None:
 
 
 def _flags() -> frozenset[str]:
-    """Instruction sets of the first processor; none where the system does not say."""
+    """Instruction sets of the first processor; empty where the system does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

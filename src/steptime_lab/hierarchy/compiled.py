@@ -1,7 +1,7 @@
 """Kernels over single accesses: compiled by numba where it is installed, else interpreted up to a length.
 
-A kernel is written so that both give the same numbers: it indexes flat sequences of whole numbers and does nothing
-else. Interpreted, the sequences are lists, whose elements Python reaches faster than those of an array.
+A kernel only indexes flat sequences of whole numbers, so that both ways give the same numbers. Interpreted, the
+sequences are lists, because Python indexes a list faster than an array.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMPILED: Final = util.find_spec("numba") is not None
 """Whether numba is installed."""
 MOST_INTERPRETED: Final = 4_000_000
-"""Accesses that are simulated without numba: some ten seconds."""
+"""Most accesses that are simulated without numba: about ten seconds."""
 EXTRA: Final = "pip install 'steptime[hierarchy]'"
 
 
@@ -27,15 +27,15 @@ def jit(kernel: F) -> F:
 
 
 def sequence(values: Array) -> Any:
-    """What a kernel indexes: the array where kernels are compiled, else a list of its values."""
+    """Values as a kernel indexes them: an array where kernels are compiled, else a list."""
     return values if COMPILED else values.tolist()
 
 
 def refuse_long(accesses: int) -> None:
-    """Refuses a trace that would take minutes without numba.
+    """Refuse a trace that would take minutes without numba.
 
     Raises:
-        UserError: it is longer than `MOST_INTERPRETED`, and numba is not installed.
+        UserError: the trace is longer than `MOST_INTERPRETED`, and numba is not installed.
     """
     if not COMPILED and accesses > MOST_INTERPRETED:
         raise UserError(

@@ -50,8 +50,8 @@ class Hierarchy:
     """Caches from the processor to memory, least-recently-used, write-allocate and write-back.
 
     Not inclusive (default): a fill goes into every level on its way, and a level that evicts a line leaves the copies
-    above alone; a line that is written back to a level that has lost it is fetched there again. Inclusive: a level
-    that evicts a line takes it away from all levels above.
+    above alone; a line that is written back to a level that has evicted it is fetched there again. Inclusive: a level
+    that evicts a line invalidates it in all levels above.
 
     Raises:
         UserError: no cache or too many, a geometry that is impossible, lines of different lengths.
@@ -88,7 +88,7 @@ class Hierarchy:
         return (*(f"L{level}" for level in range(1, len(self.caches) + 1)), "memory")
 
     def geometry(self) -> Array:
-        """The numbers that kernels take (:mod:`steptime_lab.hierarchy.kernels`)."""
+        """Geometry as the flat sequence that kernels read (:mod:`steptime_lab.hierarchy.kernels`)."""
         out, start = [self.line_bytes.bit_length() - 1, len(self.caches), int(self.inclusive), 0], 0
         for cache in self.caches:
             power = cache.sets & (cache.sets - 1) == 0
@@ -102,7 +102,7 @@ class Hierarchy:
 
 
 def _check(level: int, cache: Cache) -> None:
-    """Raises UserError where a cache of such numbers cannot be built."""
+    """Raise UserError where a cache of this geometry cannot be built."""
     name, line, ways, size = f"cache level {level}", cache.line_bytes, cache.ways, cache.size_bytes
     if line < 4 or line & (line - 1):
         raise UserError(f"{name}: a line of {line} bytes; its length must be a power of two, 4 or more")
@@ -123,8 +123,8 @@ def hierarchy(text: str, *, line_bytes: int = 64, inclusive: bool = False) -> Hi
 
     Args:
         text: sizes and ways; ``full`` in place of ways is one set.
-        line_bytes: of a line of every level.
-        inclusive: whether each level has all lines of the levels above.
+        line_bytes: length of a line of every level.
+        inclusive: whether each level holds every line of the levels above.
 
     Raises:
         UserError: not of this form, or impossible.

@@ -17,17 +17,17 @@ EMPTY: Final = -2
 REQUEST: Final = 0
 INSERT: Final = 1
 HITS, MISSES, STORE_HITS, STORE_MISSES, WRITE_BACKS, INVALIDATED, COUNTED = range(7)
-"""Per level: loads and the processor's stores that hit and miss, write-backs from the level above that hit and miss,
-lines written back below, lines taken away by a level below (inclusive levels)."""
+"""Counts of a level: loads and the processor's stores that hit and miss, write-backs from the level above that hit and
+miss, lines written back below, lines invalidated by a level below (inclusive levels)."""
 DEEPEST: Final = 256
-"""Numbers of the stack of pending work: four for each request or insertion."""
+"""Length of the stack of pending requests and insertions."""
 EVENT: Final = 3
-"""Numbers of an event: ordinal of its access, twice the level plus one for a fill, line."""
+"""Length of an event: ordinal of its access, twice the level plus one for a fill, line."""
 
 
 @jit
 def first_of(geometry: Any, level: int, line: int) -> int:
-    """Place in `tags` of the first way of the set of a line."""
+    """Index in `tags` of the first way of the set of a line."""
     at = 4 * level + 4
     mask = geometry[at + 1]
     index = line & mask if mask >= 0 else line % geometry[at]
@@ -36,7 +36,7 @@ def first_of(geometry: Any, level: int, line: int) -> int:
 
 @jit
 def find(tags: Any, first: int, ways: int, line: int) -> int:
-    """Way that has a line, or -1."""
+    """Way that holds a line, or -1."""
     for way in range(ways):
         if tags[first + way] >> 1 == line:
             return way
@@ -45,7 +45,7 @@ def find(tags: Any, first: int, ways: int, line: int) -> int:
 
 @jit
 def touch(tags: Any, first: int, way: int, entry: int) -> None:
-    """Puts an entry first; what was before `way` moves back by one."""
+    """Put an entry first; the entries before `way` move back by one."""
     for place in range(first + way, first, -1):
         tags[place] = tags[place - 1]
     tags[first] = entry
@@ -53,7 +53,7 @@ def touch(tags: Any, first: int, way: int, entry: int) -> None:
 
 @jit
 def log(events: Any, level: int, fill: int, line: int) -> None:
-    """Appends an event where events are kept."""
+    """Append an event, if events are logged."""
     if len(events) > 2:
         at = events[0]
         events[at] = events[1]
@@ -64,7 +64,7 @@ def log(events: Any, level: int, fill: int, line: int) -> None:
 
 @jit
 def insert(level: int, entry: int, geometry: Any, tags: Any, counts: Any, events: Any) -> int:
-    """Puts an entry into a level and returns what it replaces, dirty if a copy that is taken away above was."""
+    """Put an entry into a level; returns the entry it replaces, dirty if an invalidated copy above was dirty."""
     first, ways = first_of(geometry, level, entry >> 1), geometry[4 * level + 6]
     victim = tags[first + ways - 1]
     if victim >= 0:
@@ -86,14 +86,14 @@ def insert(level: int, entry: int, geometry: Any, tags: Any, counts: Any, events
 
 @jit
 def push(stack: Any, top: int, kind: int, level: int, entry: int) -> int:
-    """Puts work on the stack and returns its new height."""
+    """Push a request or insertion onto the stack; returns its new height."""
     stack[top], stack[top + 1], stack[top + 2] = kind, level, entry
     return top + 3
 
 
 @jit
 def serve(entry: int, geometry: Any, tags: Any, counts: Any, events: Any, stack: Any) -> int:
-    """Serves a load or store (a dirty entry), fills the levels above, writes back; returns the level that had it."""
+    """Serve a load or store (a dirty entry), fill the levels above, write back; returns the level that had the line."""
     levels, served = geometry[1], -1
     top = push(stack, 0, REQUEST, 0, entry)
     while top > 0:
@@ -126,10 +126,10 @@ def serve(entry: int, geometry: Any, tags: Any, counts: Any, events: Any, stack:
 def simulate_block(
     addresses: Any, kinds: Any, geometry: Any, tags: Any, counts: Any, served: Any, events: Any, stack: Any
 ) -> None:
-    """Plays accesses in order, from the ordinal `events[1]` on.
+    """Play accesses in order, from the ordinal `events[1]` on.
 
-    The level that serves each is counted by instruction behind the counts of the levels, and put into `served` unless
-    that is empty.
+    `counts` gets, after the counts of the levels, how many accesses of each instruction each level served. `served`
+    gets the level that served each access, unless it is empty.
     """
     shift, levels = geometry[0], geometry[1]
     table, each = levels * COUNTED, len(served) > 0
@@ -150,11 +150,11 @@ def simulate_block(
 
 @jit
 def reuse_block(lines: Any, keys: Any, times: Any, tree: Any, histogram: Any, head: Any) -> None:
-    """Distances of reuse: other lines touched since the last access to the same one.
+    """Add the reuse distances of accesses to a histogram: other lines touched since the last access to the same line.
 
     `keys` and `times` are a hash table of lines and their last access; `tree` is a Fenwick tree that counts, by time,
-    the accesses that are the last to their line. `head` has the number of lines, the present time and the first
-    accesses of lines.
+    the accesses that are the last to their line. `head` has the number of lines, the present time and the number of
+    first accesses of lines.
     """
     mask, size = len(keys) - 1, len(tree)
     for i in range(len(lines)):

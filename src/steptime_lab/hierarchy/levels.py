@@ -1,7 +1,7 @@
-"""Which level will serve a load that missed the first: predictors played over the misses of a trace, with their scores.
+"""Predictors of the level that serves a load after a miss of the first level, and their scores on traces.
 
-A prediction is made when the first level misses, from what was seen up to then: a level to look up at once, or a few in
-parallel. The level itself is what the simulated caches say.
+A prediction is made when the first level misses, from the accesses up to then: a level to look up at once, or a few in
+parallel. The true level comes from the simulated caches.
 
 Source: M. Jalili and M. Erez, "Reducing load latency with cache level prediction", HPCA 2022 (arXiv 2103.14808):
 location map, metadata cache, popular-levels detector. Storage and thresholds are choices of this program: the paper's
@@ -23,16 +23,16 @@ from steptime_lab.hierarchy.simulate import played
 from steptime_lab.hierarchy.traces import Shape, Trace, trace
 
 LINES_PER_BLOCK: Final = 256
-"""Lines whose places are in one block of the location map: 64 bytes of 2 bits each."""
+"""Lines in one block of the location map: 2 bits a line in 64 bytes."""
 BLOCK_BYTES: Final = 64
 METADATA_BYTES: Final = 2048
 """Size of the metadata cache."""
 POPULAR_MOST: Final = 31
-"""Where the counters of the popular-levels detector end."""
+"""Largest value of a counter of the popular-levels detector."""
 POPULAR_SURE: Final = 24
-"""From here on the most popular level is looked up alone."""
+"""The most popular level is looked up alone where its counter has at least this value."""
 HISTORY: Final = 6
-"""Past hits and misses of a level that its two-bit counters are told apart by."""
+"""Past hits and misses of a level that select a two-bit counter."""
 BLOOM_COUNTERS: Final = 8
 """Counters of a Bloom filter per line of its cache."""
 BLOOM_HASHES: Final = (0x9E3779B1, 0x85EBCA77)
@@ -40,15 +40,15 @@ BLOOM_HASHES: Final = (0x9E3779B1, 0x85EBCA77)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misses:
-    """Accesses that the first level missed, and what filled and left the levels meanwhile."""
+    """Accesses that the first level missed, and all fills and evictions of the levels."""
 
     accesses: int
     line: Array
     site: Array
     level: Array
-    """Level that served each: 1 for the second, as many as there are caches for memory."""
+    """Level that served each miss: 1 is the second cache, the number of caches is memory."""
     seen: Array
-    """Events up to each miss."""
+    """Number of events before each miss."""
     events: Array
     """Rows of ordinal, twice the level plus one for a fill, line."""
     hierarchy: Hierarchy
@@ -64,7 +64,7 @@ Predictions: TypeAlias = list[tuple[int, ...]]
 
 
 def misses_of(trace: Trace, hierarchy: Hierarchy) -> Misses:
-    """Play a trace and keep the misses of the first level with all fills and evictions."""
+    """Misses of the first level when a trace is played, with all fills and evictions."""
     parts, logs, ordinal, shift = [], [], 0, hierarchy.line_bytes.bit_length() - 1
     for (addresses, kinds), served, events, _ in played(trace, hierarchy, log=True):
         missed = np.flatnonzero(served)
@@ -78,7 +78,7 @@ def misses_of(trace: Trace, hierarchy: Hierarchy) -> Misses:
 
 
 def _located(m: Misses) -> list[int]:
-    """What a location map of all lines says at each miss: the level, of those below the first, that has the line."""
+    """Level below the first that holds the line at each miss, by a location map of all lines."""
     memory, out, at = m.memory, [], 0
     places: dict[int, int] = {}
     events, seen = m.events[:, 1:].tolist(), m.seen.tolist()
@@ -103,12 +103,12 @@ def location_map(m: Misses) -> Predictions:
 
 
 def next_level(m: Misses) -> Predictions:
-    """The second level, always: what a hierarchy without prediction looks up first."""
+    """Always the second level: a hierarchy without prediction looks it up first."""
     return [(1,)] * len(m.line)
 
 
 def popular_levels(m: Misses) -> Predictions:
-    """One counter a level: the level that served goes up, the others down; below a threshold a second is tried."""
+    """One counter a level: the serving level's goes up, the others down; below a threshold two levels are looked up."""
     counters, out = _Popular(m.memory), []
     for level in m.level.tolist():
         out.append(counters.levels())
@@ -144,7 +144,7 @@ def last_level(m: Misses) -> Predictions:
 
 
 def metadata_cache(m: Misses, size_bytes: int = METADATA_BYTES) -> Predictions:
-    """The location map through a small cache of its blocks; the popular-levels detector where that misses."""
+    """The location map behind a small cache of its blocks; the popular-levels detector where that cache misses."""
     blocks: OrderedDict[int, None] = OrderedDict()
     counters, out = _Popular(m.memory), []
     for line, level, place in zip(m.line.tolist(), m.level.tolist(), _located(m), strict=True):
@@ -159,7 +159,7 @@ def metadata_cache(m: Misses, size_bytes: int = METADATA_BYTES) -> Predictions:
 
 
 def history(m: Misses) -> Predictions:
-    """Two-bit counters of hit or miss for each level, by instruction and its last hits and misses in that level."""
+    """Two-bit hit counters of each level, selected by the instruction and its last hits and misses in the level."""
     counters: dict[tuple[int, int, int], int] = {}
     past: dict[tuple[int, int], int] = {}
     out: Predictions = []
@@ -174,7 +174,7 @@ def history(m: Misses) -> Predictions:
 
 
 def bloom_filter(m: Misses) -> Predictions:
-    """A counting Bloom filter per level of its lines: the first level whose filter does not deny the line."""
+    """A counting Bloom filter of the lines of each level: the first level whose filter may hold the line."""
     sizes = [BLOOM_COUNTERS * cache.lines for cache in m.hierarchy.caches]
     filters = [[0] * size for size in sizes]
     out: Predictions = []
@@ -208,13 +208,13 @@ PREDICTORS: Final[Mapping[str, Callable[[Misses], Predictions]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How well a predictor did on the misses of a trace."""
+    """Accuracy of one predictor on the misses of a trace."""
 
     predictor: str
     accuracy: float
-    """Share of misses whose level was the first of the levels to look up."""
+    """Share of misses served by the first level that was looked up."""
     covered: float
-    """Share whose level was among those looked up."""
+    """Share of misses served by one of the levels that were looked up."""
     lookups: float
     """Levels looked up per miss."""
 
@@ -226,14 +226,14 @@ class Predicted:
     pattern: str
     accesses: int
     misses: int
-    """Of the first level."""
+    """Misses of the first level."""
     served: Mapping[str, float]
-    """Share of them that each level below served."""
+    """Share of the misses that each further level and memory served."""
     scores: tuple[Score, ...]
 
 
 def scored(pattern: str, m: Misses) -> Predicted:
-    """Every predictor on the same misses."""
+    """Scores of every predictor on the same misses."""
     level = m.level.tolist()
     count = max(len(level), 1)
     scores = []
@@ -253,7 +253,7 @@ def scored(pattern: str, m: Misses) -> Predicted:
 
 
 PROTOTYPE: Final = "8KiB:8,64KiB:8,512KiB:16"
-"""Caches of the table: a quarter of usual ones, so that short traces fill them."""
+"""Caches of the table: smaller than real ones, so that short traces fill them."""
 CASES: Final[Mapping[str, Shape]] = {
     "stream": Shape(n=12_000, passes=3),
     "strided": Shape(n=6_000, stride=24, passes=8),

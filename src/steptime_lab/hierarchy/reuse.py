@@ -1,4 +1,4 @@
-"""Distances of reuse of a trace, exact, and the misses of every fully associative cache that follow from them.
+"""Exact reuse distances of a trace, and the misses of every fully associative cache that follow from them.
 
 The distance of an access is the number of other lines that were touched since the last access to its line. A cache of
 c lines with one set and least-recently-used replacement misses the accesses at a distance of c or more, and the first
@@ -26,17 +26,17 @@ from steptime_lab.hierarchy.traces import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
-    """Histogram of the distances of reuse of a trace."""
+    """Histogram of the reuse distances of a trace."""
 
     accesses: int
     line_bytes: int
     cold: int
-    """First accesses of lines, which is the number of lines."""
+    """First accesses of lines: the number of lines."""
     histogram: Array
-    """Accesses by their distance (lines), from 0 on."""
+    """Number of accesses at each distance (lines), from 0 on."""
 
     def misses(self, lines: int) -> int:
-        """Misses of a fully associative cache of a number of lines."""
+        """Misses of a fully associative cache with this number of lines."""
         return self.cold + int(self.histogram[lines:].sum())
 
     def miss_ratio(self, capacity_bytes: float) -> float:
@@ -44,13 +44,13 @@ class Reuse:
         return self.misses(int(capacity_bytes // self.line_bytes)) / max(self.accesses, 1)
 
     def curve(self) -> tuple[tuple[int, float], ...]:
-        """Sizes in powers of two (bytes) and miss ratios, from one line up to where only first accesses miss."""
+        """Cache sizes (bytes, powers of two lines) and miss ratios, up to the size where only first accesses miss."""
         last = int(np.flatnonzero(self.histogram)[-1]) + 1 if self.histogram.any() else 0
         sizes = [1 << p for p in range(max(last - 1, 0).bit_length() + 1)]
         return tuple((size * self.line_bytes, self.miss_ratio(size * self.line_bytes)) for size in sizes)
 
     def working_sets(self, drop: float = 0.02) -> tuple[tuple[int, float], ...]:
-        """Sizes (bytes) of the curve from which on at least this share of accesses more hits, with the miss ratio."""
+        """Sizes (bytes) at which the miss ratio drops by at least `drop`, with the miss ratio there."""
         curve, out, before = self.curve(), [], 1.0
         for size, ratio in curve:
             if before - ratio >= drop:
@@ -60,7 +60,7 @@ class Reuse:
 
 
 def reuse(trace: Trace, line_bytes: int = 64) -> Reuse:
-    """Distances of reuse of a trace in lines of a length; O(N log M) for N accesses to M lines, memory O(M).
+    """Reuse distances of a trace in lines of `line_bytes`; O(N log M) time for N accesses to M lines, O(M) memory.
 
     Raises:
         UserError: the trace is too long to be interpreted, and numba is not installed.
@@ -94,7 +94,7 @@ def _table(size: int) -> tuple[Array, Array]:
 
 
 def _grown(keys: Array, times: Array, least: int) -> tuple[Array, Array]:
-    """The hash table with at least `least` places: every line is put in again."""
+    """The hash table rebuilt with at least `least` slots."""
     size = 1 << least.bit_length()
     held = keys >= 0
     lines, when = keys[held], times[held]
@@ -103,7 +103,7 @@ def _grown(keys: Array, times: Array, least: int) -> tuple[Array, Array]:
     while len(left):
         place = at[left]
         free = out[place] < 0
-        out[place[free]] = lines[left[free]]  # of several at one place the last one stays
+        out[place[free]] = lines[left[free]]  # of several lines for one slot the last one gets it
         stays = out[place] == lines[left]
         out_times[place[stays]] = when[left[stays]]
         left = left[~stays]
@@ -112,7 +112,7 @@ def _grown(keys: Array, times: Array, least: int) -> tuple[Array, Array]:
 
 
 def _renumbered(keys: Array, times: Array, known: int, least: int) -> tuple[Array, Array]:
-    """Times from 0 on in the same order, and the tree of these: each line has one access that is its last."""
+    """Last accesses renumbered from 0 on in the same order, and the Fenwick tree that counts one for each line."""
     order = np.argsort(np.where(keys >= 0, times, np.iinfo(np.int64).max), kind="stable")[:known]
     out = np.zeros_like(times)
     out[order] = np.arange(known)
@@ -122,14 +122,14 @@ def _renumbered(keys: Array, times: Array, known: int, least: int) -> tuple[Arra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Causes:
-    """Misses of the first level by cause, which add up to all."""
+    """Misses of the first level by cause; the causes add up to all misses."""
 
     cold: int
     """First accesses of lines."""
     capacity: int
     """Further misses of a fully associative cache of the same size."""
     conflict: int
-    """What the sets add; below 0 where they keep lines that one set would have lost."""
+    """Misses that the sets add; below 0 where the sets keep lines that a fully associative cache evicts."""
 
 
 def causes(simulated: Simulated, distances: Reuse, hierarchy: Hierarchy) -> Causes:
@@ -143,7 +143,7 @@ def causes(simulated: Simulated, distances: Reuse, hierarchy: Hierarchy) -> Caus
 
 
 def analysed(trace: Trace, hierarchy: Hierarchy) -> tuple[Simulated, Reuse, Causes]:
-    """A trace simulated, its distances of reuse, and the causes of its misses."""
+    """Simulation of a trace, its reuse distances, and the causes of its misses."""
     simulated, distances = simulate(trace, hierarchy), reuse(trace, hierarchy.line_bytes)
     return simulated, distances, causes(simulated, distances, hierarchy)
 

@@ -1,4 +1,4 @@
-"""Caches of several levels over a trace, and its distances of reuse: exact, access by access."""
+"""Exact simulation of caches of several levels, access by access."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from steptime_lab.hierarchy.geometry import Hierarchy
 from steptime_lab.hierarchy.traces import Block, Trace
 
 MOST_COMPARED: Final = 1e11
-"""Comparisons of a line with a way that a simulation may need: about a minute."""
+"""Most comparisons of a line with a way in a simulation: about a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelCounts:
-    """What one level saw."""
+    """Hits, misses and write-backs of one level."""
 
     name: str
     hits: int
-    """Loads, and stores of the processor, that found their line; below the first level loads alone."""
+    """Loads and processor stores that found their line; below the first level loads alone."""
     misses: int
     write_back_hits: int
-    """Lines written back from the level above that it had."""
+    """Lines written back from the level above that this level held."""
     write_back_misses: int
-    """Lines written back that it had lost and fetched again."""
+    """Lines written back from the level above that this level had evicted and fetched again."""
     write_backs: int
-    """Dirty lines that it wrote to the level below."""
+    """Dirty lines written to the level below."""
     invalidated: int
-    """Lines that an inclusive level below took away."""
+    """Lines invalidated by an inclusive level below."""
 
     @property
     def accesses(self) -> int:
@@ -44,18 +44,18 @@ class LevelCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of them that hit; 1 where there were none."""
+        """Share of accesses that hit; 1 without accesses."""
         return self.hits / self.accesses if self.accesses else 1.0
 
     @property
     def fetched(self) -> int:
-        """Lines that came from the level below."""
+        """Lines fetched from the level below."""
         return self.misses + self.write_back_misses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A trace that went through caches."""
+    """Result of simulating a trace."""
 
     accesses: int
     line_bytes: int
@@ -70,11 +70,11 @@ class Simulated:
 
     @property
     def written_bytes(self) -> int:
-        """Traffic to memory; lines that are dirty at the end stay where they are."""
+        """Traffic to memory; lines that are dirty at the end are not written back."""
         return self.levels[-1].write_backs * self.line_bytes
 
     def traffic_bytes(self, level: int) -> int:
-        """Bytes between a level, the first of which is 0, and the one below, both ways."""
+        """Bytes between a level (0 is the first) and the one below, in both directions."""
         counts = self.levels[level]
         return (counts.fetched + counts.write_backs) * self.line_bytes
 
@@ -112,17 +112,19 @@ def level_counts(hierarchy: Hierarchy, counts: Array) -> tuple[LevelCounts, ...]
 
 
 EVENTS_PER_ACCESS = 4 * 6
-"""Fills and evictions of an access at most, for six levels with what they write back."""
+"""Most fills and evictions of one access, for six levels with their write-backs."""
 LOGGED = 1 << 15
+"""Accesses of a block whose events are logged."""
 
 
 def played(trace: Trace, hierarchy: Hierarchy, *, log: bool = False) -> Iterator[tuple[Block, Array, Array, Any]]:
-    """A trace block by block: the block, the level that served each access, fills and evictions, counts up to here.
+    """Play a trace block by block: yields the block, the level that served each access, events, and counts up to here.
 
-    Events are rows of ordinal of the access, twice the level plus one for a fill, line. Without `log` both are empty.
+    Events, which are fills and evictions, are rows of ordinal of the access, twice the level plus one for a fill, line.
+    Without `log` the levels and the events are empty.
 
     Raises:
-        UserError: the trace is too long to be interpreted, or an access compares with too many ways.
+        UserError: the trace is too long to be interpreted, or needs too many comparisons of lines with ways.
     """
     refuse_long(trace.accesses)
     ways = max(cache.ways for cache in hierarchy.caches)

@@ -1,6 +1,6 @@
-"""The best tile of a product at every level of a machine, next to the fewest words that any order moves.
+"""The best tile of a product at every level of a machine, and the fewest words that any order moves.
 
-A level has words for strips of both operands and, where these lie elsewhere (registers of a GPU), words for results.
+A level has words for strips of both operands and, where results lie elsewhere (registers of a GPU), words for results.
 Its tile is found in closed form (a square, a real number) and by search over whole multiples of the tile inside it.
 """
 
@@ -23,17 +23,17 @@ from steptime_lab.hierarchy.caches import Processor, chip_memories, processor, p
 from steptime_lab.hierarchy.geometry import Hierarchy, of_caches
 
 USABLE: Final = 0.75
-"""Share of a cache, or of registers, that a tile may fill: the rest is addresses, other data, lines on their way."""
+"""Share of a cache, or of registers, that a tile may fill: the rest is addresses, other data, lines in flight."""
 CHOICES: Final = 512
-"""Sides of a tile that are tried in each dim."""
+"""Most lengths of a tile that are tried in each dim."""
 WARPS_OF_A_GROUP: Final = 4
-"""Warps that issue one product together on matrix units that fetch operands by themselves."""
+"""Warps that issue one product together, on devices whose matrix units fetch their operands."""
 STRIP_BYTES: Final = 128
 """Bytes of a row of a strip in shared memory: a line."""
 MOST_THREADS: Final = 1024
-"""Threads of a block of a GPU."""
+"""Most threads of a block of a GPU."""
 LARGEST: Final = 1 << 24
-"""Rows, columns or depth of a product at most."""
+"""Most rows, columns or depth of a product."""
 WORD_BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 
@@ -43,7 +43,7 @@ class Memory:
 
     name: str
     below: str
-    """What it is filled from."""
+    """Level that this one is filled from."""
     strip_words: float
     """Words for strips of the operands, and for results where `result_words` is None."""
     result_words: float | None = None
@@ -52,11 +52,11 @@ class Memory:
     steps: tuple[int, int] = (1, 1)
     """Rows and columns of a tile are multiples of these, in tiles of the level inside."""
     most_inner: int | None = None
-    """Tiles of the level inside that one tile has at most (threads of a block)."""
+    """Most tiles of the level inside in one tile (threads of a block)."""
     units: int = 1
-    """Copies of the level, that work through tiles side by side."""
+    """Copies of the level, which process tiles in parallel."""
     below_Bps: float | None = None
-    """Rate of what it is filled from, to all copies together."""
+    """Rate at which the level below fills all copies together."""
 
     @property
     def capacity_words(self) -> float:
@@ -66,7 +66,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """The tile of one level and what crosses its boundary."""
+    """The tile of one level and the traffic across its boundary."""
 
     level: str
     below: str
@@ -77,12 +77,12 @@ class Tile:
     """Side of the square tile by formula."""
     traffic_bytes: float
     bound_bytes: float
-    """Fewest bytes that any order moves into as much memory."""
+    """Fewest bytes that any order moves into a memory of this size."""
     intensity: float
     """FLOP per byte that crosses the boundary."""
     below_Bps: float | None
     attainable_flops_per_s: float | None
-    """By this boundary alone; None where its rate or the peak is unknown."""
+    """Rate that this boundary alone allows; None where its bandwidth or the peak is unknown."""
     time_s: float | None
     tiles: int
     wave_efficiency: float
@@ -109,7 +109,7 @@ class TilePlan:
     naive_bytes: float
     """Traffic of a product without tiles: a row and a column for each output."""
     limited_by: str | None
-    """Boundary that takes longest, or ``compute``; None where no rate is known."""
+    """Boundary that takes longest, or ``compute``; None where fewer than two times are known."""
 
 
 def cpu_levels(registers_bytes: int, vector_bytes: int, caches: Hierarchy, word_bytes: int) -> tuple[Memory, ...]:
@@ -135,7 +135,9 @@ def cpu_levels(registers_bytes: int, vector_bytes: int, caches: Hierarchy, word_
 
 
 def gpu_levels(device: Device, dtype: str) -> tuple[Memory, ...]:
-    """Registers of a thread (matrix units: of a warp, or of the four that share them), shared memory, second level.
+    """Levels of a GPU: registers, shared memory, second level.
+
+    Registers are those of a thread; of a warp, or four, where matrix units compute the dtype.
 
     Raises:
         UserError: the memories of its architecture, its clock or its second level are not in the catalogue.
@@ -150,7 +152,7 @@ def gpu_levels(device: Device, dtype: str) -> tuple[Memory, ...]:
     threads = 1
     if (device.matrix_rate(dtype) or 0.0) > device.vector_flops_per_s.get(dtype, 0.0):
         threads = WARP * (WARPS_OF_A_GROUP if device.fetches_operands else 1)
-    results = USABLE * chip.registers_bytes / 4  # sums are kept in 4 bytes, whatever the operands have
+    results = USABLE * chip.registers_bytes / 4  # sums have 4 bytes for operands of every dtype
     registers = Memory(
         name="registers",
         below="shared memory",
@@ -225,20 +227,20 @@ def planned(
 
 
 def check_dtype(dtype: str) -> None:
-    """Raises UserError where tiles of a dtype are not known."""
+    """Raise UserError where tiles of a dtype are not known."""
     if dtype not in WORD_BYTES:
         raise UserError(f"there is no dtype {dtype!r} of tiles", hint=f"valid: {', '.join(WORD_BYTES)}")
 
 
 def _sides(size: int, step: int) -> Array:
-    """Multiples of a step up to the first that covers a dim, evenly thinned out where they are many."""
+    """Multiples of a step up to the first that covers a dim; evenly spaced, at most `CHOICES`."""
     most = -(-size // step)
     counts = np.unique(np.linspace(1, most, min(most, CHOICES)).round().astype(np.int64))
     return counts * step
 
 
 def _searched(shape: tuple[int, int, int], memory: Memory, inside: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of the tile that moves the fewest words; of equal ones the smallest."""
+    """Rows and columns of the tile that moves the fewest words; among equal ones the smallest."""
     m, n, k = shape
     down, across = inside[0] * memory.steps[0], inside[1] * memory.steps[1]
     rows, columns = _sides(m, down)[:, None], _sides(n, across)[None, :]
@@ -326,10 +328,10 @@ def tiles_on_processor(shape: tuple[int, int, int], name: str, dtype: str) -> Ti
 def product_hit_rates(shape: tuple[int, int, int], name: str, dtype: str = "fp32") -> dict[str, float]:
     """Hit rate of every cache of a processor in a product with the best tiles, in closed form.
 
-    The first level is asked for vectors and fills lines, so that vectors of one line hit after the first.
+    The first level is asked for vectors and fills lines, so that the further vectors of a line hit.
 
     Raises:
-        UserError: as :func:`tiles_on_processor`.
+        UserError: an unknown processor, or a size or dtype that is not possible.
 
     >>> {level: round(rate, 3) for level, rate in product_hit_rates((1024, 1024, 1024), "zen4").items()}
     {'L1': 0.702, 'L2': 0.794, 'L3': 0.571}
@@ -344,5 +346,5 @@ def product_hit_rates(shape: tuple[int, int, int], name: str, dtype: str = "fp32
 
 
 def caches_of(found: Processor) -> Hierarchy:
-    """Caches of a processor as the simulator takes them."""
+    """Caches of a processor for the simulator."""
     return of_caches([(level.size_bytes, level.ways, level.line_bytes) for level in found.levels])

@@ -1,7 +1,7 @@
-"""Traces of memory accesses by pattern: blocks of byte addresses, made one after the other.
+"""Traces of memory accesses by pattern: blocks of byte addresses, generated one after the other.
 
-A block is two arrays of one length: addresses (bytes), and twice the instruction that makes the access, which is its
-place in `Trace.sites`, plus one for a store. Arrays of a pattern lie one behind the other, each from a page on.
+A block is two arrays of one length: addresses (bytes), and kinds. A kind is twice the index of the instruction in
+`Trace.sites`, plus one for a store. Arrays of a pattern lie one behind the other, each at the start of a page.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from steptime.num import Array, round_up
 Block: TypeAlias = tuple[Array, Array]
 PAGE: Final = 4096
 CHUNK: Final = 1 << 18
-"""Accesses of a block at most, or a little more."""
+"""Accesses of a block, roughly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Accesses of a program, made again whenever they are asked for."""
+    """Accesses of a program, generated again by each call of `blocks`."""
 
     name: str
     accesses: int
     footprint_bytes: int
-    """Bytes from the first address, which is 0, to behind the last."""
+    """Bytes from address 0 to the end of the last array."""
     sites: tuple[str, ...]
-    """Instructions, by the array that each reads or writes."""
+    """Instructions, named by the array that each reads or writes."""
     blocks: Callable[[], Iterator[Block]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a pattern runs over; a pattern takes the numbers that it needs."""
+    """Sizes of a pattern; each pattern uses the numbers that it needs."""
 
     n: int = 4096
     """Elements, or rows and columns of a matrix."""
@@ -47,12 +47,12 @@ class Shape:
     stride: int = 16
     """Elements from one access to the next."""
     table: int = 1 << 16
-    """Elements that are gathered from."""
+    """Elements of the table that a pattern gathers from."""
     passes: int = 2
     packed: bool = True
-    """Whether each tile of a matrix is one piece of memory."""
+    """Whether each tile of a matrix is contiguous in memory."""
     leading: int = 0
-    """Elements from one row of a matrix to the next; 0: its columns."""
+    """Elements from one row of a matrix to the next; 0: its number of columns."""
     seed: int = 0
 
 
@@ -61,7 +61,7 @@ Column: TypeAlias = tuple[Array, int, int]
 
 
 def _interleaved(columns: Sequence[Column]) -> Block:
-    """Accesses of each iteration one after the other; a column has one access an iteration."""
+    """Accesses in order of iterations; each column has one access an iteration."""
     addresses = np.stack([np.asarray(column, dtype=np.int64) for column, _, _ in columns], axis=1).reshape(-1)
     return addresses, np.tile(_kinds([(site, store) for _, store, site in columns]), len(columns[0][0]))
 
@@ -138,7 +138,7 @@ def transpose(s: Shape) -> Trace:
 
 
 def _picked(s: Shape, exponent: float) -> Callable[[np.random.Generator, int], Array]:
-    """Places of a table, all alike or by a power law whose favourites are spread over it."""
+    """Random elements of a table: uniform, or by a power law whose frequent elements are spread over the table."""
     if not exponent:
         return lambda random, count: random.integers(0, s.table, count)
     weights = np.arange(1, s.table + 1, dtype=np.float64) ** -exponent
@@ -148,7 +148,7 @@ def _picked(s: Shape, exponent: float) -> Callable[[np.random.Generator, int], A
 
 
 def _gather(s: Shape, name: str, exponent: float, stores: bool) -> Trace:
-    """index[i], then table[index[i]], which a histogram writes too."""
+    """Loads of index[i], then of table[index[i]], which a histogram also stores."""
     pick, e, (index, table, end) = (
         _picked(s, exponent),
         s.element_bytes,
@@ -166,22 +166,22 @@ def _gather(s: Shape, name: str, exponent: float, stores: bool) -> Trace:
 
 
 def gather(s: Shape) -> Trace:
-    """`n` loads from places of a table of `table` elements, all alike."""
+    """`n` loads from uniformly random elements of a table of `table` elements."""
     return _gather(s, "gather", 0.0, stores=False)
 
 
 def zipf(s: Shape) -> Trace:
-    """`n` loads from places of a table by a power law of exponent 1, as of words in an embedding."""
+    """`n` loads from elements of a table by a power law of exponent 1, like words in an embedding."""
     return _gather(s, "zipf", 1.0, stores=False)
 
 
 def histogram(s: Shape) -> Trace:
-    """`n` increments of places of a table by a power law of exponent 1, as of gradients of an embedding."""
+    """`n` increments of elements of a table by a power law of exponent 1, like gradients of an embedding."""
     return _gather(s, "histogram", 1.0, stores=True)
 
 
 def chase(s: Shape) -> Trace:
-    """A cycle of `table` elements in random order, from one to the next: `n` loads."""
+    """`n` loads along a cycle of `table` elements in random order."""
 
     def blocks() -> Iterator[Block]:
         order = np.random.default_rng(s.seed).permutation(s.table).astype(np.int64) * s.element_bytes
@@ -206,8 +206,8 @@ def _spmv(s: Shape, name: str, columns: Callable[[np.random.Generator, Array], A
             random = np.random.default_rng(s.seed)
             for r in _chunks(rows, 3 * PER_ROW + 1):
                 at = np.repeat(r, PER_ROW) * PER_ROW + np.tile(np.arange(PER_ROW), len(r))
-                taken = columns(random, at) % s.table
-                each, _ = _interleaved([(value + at * e, 0, 0), (column + at * 4, 0, 1), (x + taken * e, 0, 2)])
+                chosen = columns(random, at) % s.table
+                each, _ = _interleaved([(value + at * e, 0, 0), (column + at * 4, 0, 1), (x + chosen * e, 0, 2)])
                 one = np.concatenate([each.reshape(len(r), -1), (y + r * e)[:, None]], axis=1).reshape(-1)
                 yield one, np.tile(_kinds([(0, 0), (1, 0), (2, 0)] * PER_ROW + [(3, 1)]), len(r))
 
@@ -216,7 +216,7 @@ def _spmv(s: Shape, name: str, columns: Callable[[np.random.Generator, Array], A
 
 
 def spmv(s: Shape) -> Trace:
-    """A sparse product with columns in random places."""
+    """A sparse product with uniformly random columns."""
     return _spmv(s, "spmv", lambda random, at: random.integers(0, s.table, len(at)))
 
 
@@ -232,7 +232,7 @@ def spmv_banded(s: Shape) -> Trace:
 
 
 def matmul_naive(s: Shape) -> Trace:
-    """C = A B of `n` x `n`, each element of C in turn: a row of A and a column of B."""
+    """C = A B of `n` x `n`, one element of C after the other from a row of A and a column of B."""
     n, e, row = s.n, s.element_bytes, s.leading or s.n
     a, b, c, end = _bases(*[n * row * e] * 3)
 
@@ -251,7 +251,7 @@ def matmul_naive(s: Shape) -> Trace:
 
 
 def matmul(s: Shape) -> Trace:
-    """C += A B of `n` x `n` in square tiles: loads of A once a row of a tile, B, C loaded and stored."""
+    """C += A B of `n` x `n` in square tiles; see :func:`tiled_matmul`."""
     return tiled_matmul((s.n, s.n, s.n), (s.tile, s.tile, s.tile), s.element_bytes, packed=s.packed, leading=s.leading)
 
 
@@ -263,13 +263,16 @@ def tiled_matmul(
     packed: bool = True,
     leading: int = 0,
 ) -> Trace:
-    """C += A B with tiles: over tiles of C, over tiles of k, and inside a tile over i, k, j.
+    """C += A B with tiles: loops over tiles of C, over tiles of k, and inside a tile over i, k, j.
+
+    An element of A is loaded once for a row of a tile; elements of B are loaded, and those of C loaded and stored, in
+    the innermost loop.
 
     Args:
         shape: m, n, k.
         tile: rows of C, columns of C, and the depth of one tile.
-        element_bytes: of all three matrices.
-        packed: each tile is one piece of memory; else matrices lie row by row.
+        element_bytes: bytes of an element of each matrix.
+        packed: each tile is contiguous in memory; else matrices lie row by row.
         leading: elements from a row to the next, where they are more than the columns.
     """
     (m, n, k), (bm, bn, bk), e = shape, tile, element_bytes
@@ -277,7 +280,7 @@ def tiled_matmul(
     a, b, c, end = _bases(*(high * row * e for high, row in zip((m, k, m), rows, strict=True)))
 
     def offsets(i: Array, j: Array, place: tuple[int, int, int], width: int, which: int) -> Array:
-        """Bytes of elements of a matrix: a tile's first row, first column and columns are in `place`."""
+        """Byte offsets of elements in a matrix; `place` is the tile's first row, first column and columns."""
         top, left, columns = place
         if packed:
             return (top * width + len(i) * left + i[:, None] * columns + j) * e
@@ -306,7 +309,7 @@ def tiled_matmul(
 
 
 def _tile_addresses(a: Array, b: Array, c: Array) -> Array:
-    """Accesses of one tile: for each i and k one load of A, then for each j loads of B and C and a store of C."""
+    """Addresses of one tile: for each i and k a load of A, then for each j loads of B and C and a store of C."""
     (i, k), j = a.shape, b.shape[1]
     out = np.empty((i, k, 1 + 3 * j), dtype=np.int64)
     out[:, :, 0], out[:, :, 1::3], out[:, :, 2::3], out[:, :, 3::3] = a, b[None], c[:, None], c[:, None]
@@ -315,7 +318,7 @@ def _tile_addresses(a: Array, b: Array, c: Array) -> Array:
 
 @lru_cache(maxsize=8)
 def _tile_kinds(pairs: int, j: int) -> Array:
-    """Kinds of the accesses of one tile, which all tiles of one size share."""
+    """Kinds of the accesses of one tile; all tiles of one size share them."""
     return np.tile(_kinds([(0, 0), *[(1, 0), (2, 0), (3, 1)] * j]), pairs)
 
 
@@ -366,7 +369,7 @@ PATTERNS: Final[Mapping[str, Callable[[Shape], Trace]]] = {
     "spmv-banded": spmv_banded,
 }
 MATRICES: Final = ("stencil", "transpose", "matmul", "matmul-naive")
-"""Patterns whose size is that of a side of a matrix."""
+"""Patterns whose size is the side of a matrix."""
 
 
 def trace(pattern: str, shape: Shape) -> Trace:

@@ -1,4 +1,4 @@
-"""Requests of a warp counted from its addresses: sectors, conflicts of banks, paths."""
+"""Requests of a warp, counted from its addresses: sectors, bank conflicts, branch paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def counted_sectors(addresses: Array, access_bytes: int) -> int:
 
 
 def counted_conflicts(addresses: Array) -> int:
-    """Cycles of a request to shared memory: the most different words that any bank has to give.
+    """Cycles of a request to shared memory: the most different words in one bank.
 
     >>> counted_conflicts(np.arange(32) * 128)
     32
@@ -31,36 +31,36 @@ def counted_conflicts(addresses: Array) -> int:
     return int(np.bincount(words % warps.BANKS).max())
 
 
-def counted_paths(taken: Array) -> int:
-    """Different paths of the threads of a warp.
+def counted_paths(paths: Array) -> int:
+    """Number of different paths that the threads of a warp take.
 
     >>> counted_paths(np.arange(32) % 4)
     4
     """
-    return len(np.unique(taken))
+    return len(np.unique(paths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarpRequest:
-    """One instruction of a warp whose threads are at equal distances."""
+    """One memory instruction of a warp whose threads access addresses at equal distances."""
 
     stride_bytes: int
     access_bytes: int
     sectors: int
     least_sectors: int
     coalescing: float
-    """Useful share of the bytes that are moved."""
+    """Useful share of the bytes moved."""
     bank_conflict_ways: int
     paths: int
     memory_factor: float
-    """Sectors over the fewest."""
+    """Sectors over the fewest possible sectors."""
 
 
 def warp_request(stride_bytes: int, access_bytes: int, *, offset_bytes: int = 0, paths: int = 1) -> WarpRequest:
-    """Factors of a request, counted.
+    """Sectors, bank conflicts and paths of a request, counted.
 
     Raises:
-        UserError: an access that is no power of two up to 16 bytes, or lies across its own length.
+        UserError: an access that is no power of two up to 16 bytes, or is not aligned to its own length.
 
     >>> warp_request(128, 4).memory_factor, warp_request(128, 4).bank_conflict_ways
     (8.0, 32)

@@ -1,1 +1,1 @@
-"""Learned corrections of predicted times and memory: graphs made and measured here, models, splits, scores."""
+"""Learned corrections of predicted times and memory: generated and measured graphs, models, splits, scores."""

@@ -4,10 +4,10 @@ $$\hat t = \Big(\big(\textstyle\sum_i n_i\, t_i\, e^{h(x_i)}\big)^p
   + \big(\textstyle\sum_i n_i\, \tau_i\, e^{g_i}\big)^p\Big)^{1/p}$$
 
 with $n_i$ calls of piece $i$, $t_i$ its analytic time on the device and $\tau_i$ that of the host (s), $x_i$ its
-features (:func:`steptime.estimate.learned.described`), $h$ a number for each operator and a small network, $g$ a number
-for each kind of issuer and $p$ the exponent with which device and host join. Where several machines were measured, each
-card and its host have a factor of their own. Only the times of whole graphs are known; the network learns what they say
-together of their pieces.
+features (:func:`steptime.estimate.learned.described`), $h$ a number for each operator plus a small network, $g$ a
+number for each kind of issuer and $p$ the exponent that combines device and host. Where several machines were measured,
+each card and its host have a factor of their own. Only whole graphs are timed; the factors of their pieces are fitted
+to these times.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ HIDDEN: Final = 32
 EPOCHS, BATCH, RATE = 160, 64, 3e-3
 """Passes over the graphs, graphs of a step of the optimiser, and its largest rate."""
 PRIOR: Final = 0.05
-"""Weight of the mean square of the network's output beside the error: what is not known stays as it was."""
+"""Weight of the mean square of the network's output in the loss: factors without evidence stay near 1."""
 OFFSETS: Final = 0.002
-"""The same for the numbers of operators."""
+"""Weight of the mean square of the operators' numbers in the loss."""
 HOST: Final = 0.002
-"""The same for the factors of the host, which steps that wait for the device say nothing of."""
+"""Weight of the mean square of the host's factors in the loss; steps that wait for the device do not determine them."""
 CARDS: Final = 0.02
-"""The same for what one card and its host differ in from all: clocks, power, the host's processor."""
+"""Weight of the mean square of the factors of cards in the loss: clocks, power, the host's processor."""
 FORGOTTEN: Final = 0.15
-"""Share of operators whose name is hidden from the network in a step, so that it learns from their numbers."""
+"""Share of operators whose name the network does not see in a step, so that it learns from their features."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How the network is fitted."""
+    """Options of fitting the network."""
 
     hidden: int = HIDDEN
     epochs: int = EPOCHS
@@ -125,20 +125,20 @@ class Fit:
         names, (base, host, owner) = len(self.operators), parts
         kept = (torch.rand(len(inputs), 1) >= self.options.forgotten).float()
         own = inputs[:, -names:] * kept
-        bent = self.network(torch.cat([inputs[:, :-names], own], 1))[:, 0]
-        factor = LIMIT * torch.tanh((bent + own @ self.offsets) / LIMIT)
+        output = self.network(torch.cat([inputs[:, :-names], own], 1))[:, 0]
+        factor = LIMIT * torch.tanh((output + own @ self.offsets) / LIMIT)
         total = torch.zeros(len(goal)).index_add(0, owner, base * factor.exp())
         issued = torch.zeros(len(goal)).index_add(0, owner, host)
         p = self.rows.sharpness
         scale = torch.maximum(total, issued).detach()
-        joined = scale.log() + ((total / scale) ** p + (issued / scale) ** p).log() / p
-        error = nn.functional.smooth_l1_loss(joined, goal, beta=0.05)
-        kept_near = self.options.prior * (bent**2).mean() + self.options.offsets * (self.offsets**2).mean()
-        kept_near = kept_near + self.options.cards * (self.cards**2).mean() + HOST * (self.host**2).mean()
-        return error + kept_near  # type: ignore[no-any-return]
+        combined = scale.log() + ((total / scale) ** p + (issued / scale) ** p).log() / p
+        error = nn.functional.smooth_l1_loss(combined, goal, beta=0.05)
+        penalty = self.options.prior * (output**2).mean() + self.options.offsets * (self.offsets**2).mean()
+        penalty = penalty + self.options.cards * (self.cards**2).mean() + HOST * (self.host**2).mean()
+        return error + penalty  # type: ignore[no-any-return]
 
     def _cards(self) -> dict[str, tuple[float, float]]:
-        """What each card adds to logarithms, and the mean of all for cards that were not measured."""
+        """Log factors of each card and its host, and their mean for cards that were not measured."""
         if len(self.machines) == 1:
             return {}
         own = self.cards.detach().numpy().astype(np.float64)
@@ -171,7 +171,7 @@ class Fit:
 
 
 def fitted(rows: Rows, options: Options | None = None) -> Correction:
-    """The correction of measured graphs."""
+    """The correction fitted to measured graphs."""
     return Fit(rows, options or Options()).run()
 
 

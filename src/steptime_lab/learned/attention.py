@@ -8,9 +8,8 @@ $$\tilde h_u = \mathrm{LeakyReLU}(W_u h_u), \quad
   + \sum_{l = (s, u)} \mathrm{softmax}_l(W_m e_l) \odot \tilde h_s\Big)$$
 
 then nodes and edges are pooled and two dense layers give the logarithm of the time. Departures from the publication:
-an operator keeps its own vector in the sum, as operators without producers would else have none, and pooling is the sum
-and the mean. Features are those of the additive predictor without analytic times, as the published ones have operations
-and sizes only.
+an operator keeps its own vector in the sum, because operators without producers would otherwise have none, and pooling
+is the sum and the mean. Features are operations and sizes, without analytic times, as in the publication.
 
 Source: Y. Gao, X. Gu, H. Zhang, H. Lin, M. Yang, "Runtime Performance Prediction for Deep Learning Models with Graph
 Neural Network", ICSE-SEIP 2023 (features and rounds as described there).
@@ -31,11 +30,11 @@ from steptime.num import Array
 from steptime_lab.learned.sketch import Sketch
 
 ROUNDS, WIDTH, EPOCHS, BATCH, RATE = 3, 48, 40, 16, 2e-3
-"""Rounds of messages, width of vectors, passes over the graphs, graphs of a step, largest rate."""
+"""Rounds of messages, width of vectors, epochs, graphs of a batch, largest learning rate."""
 
 
 class Encoded(NamedTuple):
-    """Graphs side by side as one graph."""
+    """A batch of graphs as one disconnected graph."""
 
     nodes: Tensor
     edges: Tensor
@@ -109,7 +108,7 @@ def _pooled(values: Tensor, owner: Tensor, graphs: int) -> tuple[Tensor, Tensor]
 
 
 class Network:
-    """The encoder with its vocabulary, fitted to sketches and their times."""
+    """The encoder and its vocabulary, fitted to sketches and their times."""
 
     def __init__(self, sketches: Sequence[Sketch], seconds: Array, seed: int = 0, epochs: int = EPOCHS) -> None:
         self.vocabulary = Vocabulary(names=tuple(sorted({p.op for drawn in sketches for p in drawn.pieces})))

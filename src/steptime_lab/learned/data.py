@@ -1,4 +1,4 @@
-"""Measured graphs as arrays: the features and analytic times of their pieces on a device, and what was measured."""
+"""Measured graphs as arrays: features and analytic times of their pieces on a device, and measured times."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Rows:
     count: Array
     """Calls, (rows,)."""
     issuer: Array
-    """Who issues it, a place in :data:`steptime.estimate.learned.ISSUERS`, (rows,)."""
+    """Issuer as an index into :data:`steptime.estimate.learned.ISSUERS`, (rows,)."""
     graph: Array
     """Number of the graph, (rows,)."""
     measured_s: Array
-    """(graphs,)"""
+    """Measured time of each graph, (graphs,)."""
     sharpness: float
-    """Exponent with which device and host join; 1: one after the other."""
+    """Exponent that combines the times of device and host; 1: their sum."""
     families: tuple[str, ...]
-    """(graphs,)"""
+    """Family of each graph, (graphs,)."""
     machines: tuple[str, ...]
     """Device that each graph ran on, (graphs,)."""
 
@@ -59,7 +59,7 @@ class Rows:
         return self.total_s(1.0, 1.0)
 
     def total_s(self, device_factors: Num, host_factors: Num) -> Array:
-        """Time of each graph where the times of device and host are multiplied by factors, one a row."""
+        """Time of each graph with the device and host times of each row multiplied by factors."""
         device, host = (
             np.bincount(self.graph, seconds * self.count * factors, len(self.measured_s))
             for seconds, factors in ((self.device_s, device_factors), (self.host_s, host_factors))
@@ -67,7 +67,7 @@ class Rows:
         return np.asarray(issued_s(device, 1.0, host, self.sharpness))
 
     def only(self, graphs: Array) -> Rows:
-        """Rows of some graphs (numbers), which are numbered anew in that order."""
+        """Rows of the graphs with these numbers, renumbered in the given order."""
         places = np.full(len(self.measured_s), -1)
         places[graphs] = np.arange(len(graphs))
         keep = places[self.graph] >= 0
@@ -87,7 +87,7 @@ class Rows:
 
 
 def piece_on(piece: Piece, timer: Timer) -> Described:
-    """A piece of work on a device: the operator whose model times it, its features and its analytic times."""
+    """A piece of work on a device: its time model, its features and its analytic times."""
     work = piece.work
     cost = timer.time(piece.op, work)
     machine = timer.machine(cost.dtype)

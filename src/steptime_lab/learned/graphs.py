@@ -1,8 +1,7 @@
-"""Random training graphs of some families, small enough for a processor: each is made from its name alone.
+"""Random training graphs of several families, small enough for a processor.
 
 A *case* is a family and a number. The number seeds every draw, so that a case is the same module on every machine.
-Families of whole networks are what predictors are trained and scored on; the family ``single`` has one operator in a
-graph.
+Predictors are trained and scored on families of whole networks; a graph of the family ``single`` has one operator.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Maker = Callable[[random.Random], Built]
 
 
 class Sum(nn.Module):
-    """A path and its shortcut, added."""
+    """The sum of a path and its shortcut."""
 
     def __init__(self, path: nn.Module, shortcut: nn.Module | None = None) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ class Sum(nn.Module):
 
 
 class Joined(nn.Module):
-    """Branches side by side, their channels concatenated; ``keep`` puts the input itself before them."""
+    """Parallel branches, their channels concatenated; ``keep`` puts the input before them."""
 
     def __init__(self, branches: list[nn.Module], *, keep: bool = False) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class Attention(nn.Module):
 
 
 class Turned(nn.Module):
-    """A module that works along the second dim instead of the last."""
+    """A module applied along the second dim instead of the last."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -106,7 +105,7 @@ class Turned(nn.Module):
 
 
 class Last(nn.Module):
-    """A recurrent module of which the output of the last token, or the mean over tokens, is kept."""
+    """A recurrent module with the output of the last token, or the mean over tokens, as its output."""
 
     def __init__(self, inner: nn.Module, *, mean: bool = False) -> None:
         super().__init__()
@@ -123,12 +122,12 @@ class Exchanged(nn.Module):
     """The last two dims exchanged."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Another look at the same memory."""
+        """A view of the input."""
         return x.transpose(1, 2)
 
 
 class Level(nn.Module):
-    """One level of a U: down, what is below, up, and the skipped tensor joined to it."""
+    """One level of a U-Net: down, the levels below, up, and the skip connection concatenated."""
 
     def __init__(self, down: nn.Module, below: nn.Module, up: nn.Module, after: nn.Module) -> None:
         super().__init__()
@@ -149,7 +148,7 @@ def _chain(parts: list[nn.Module]) -> nn.Module:
 
 
 def _conv(draw: random.Random, inside: int, outside: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Module:
-    """Convolution, mostly a norm, and an activation."""
+    """Convolution, a norm with probability 0.75, and an activation."""
     normed = draw.random() < 0.75
     parts: list[nn.Module] = [nn.Conv2d(inside, outside, kernel, stride, kernel // 2, groups=groups, bias=not normed)]
     if normed:
@@ -268,7 +267,7 @@ def branching(draw: random.Random) -> Built:
 
 
 def unet(draw: random.Random) -> Built:
-    """A U of convolutions with skipped tensors."""
+    """Convolutions with skip connections (U-Net)."""
     x = _images(draw, draw.choice((1, 3, 4)), (16, 32, 48), (1, 2, 4))
     width, depth = draw.choice((8, 12, 16, 24)), draw.randint(1, 3)
     transposed = draw.random() < 0.5
@@ -455,16 +454,16 @@ FAMILIES: Final[Mapping[str, Maker]] = {
     "recurrent": recurrent,
     "mixer": mixer,
 }
-"""Name of a family of whole networks -> what makes a member."""
+"""Name of a family of whole networks -> function that makes a member."""
 ALL: Final[Mapping[str, Maker]] = {**FAMILIES, SINGLE: single}
 
 
 LOSSES: Final = {SINGLE: ("sum", "sum", "mse"), "unet": ("mse",), "": ("cross-entropy", "mse")}
-"""Family -> losses that its members may have; under the empty name those of all others."""
+"""Family -> losses that its members may have; the empty name is the default."""
 
 
 def case(family: str, number: int) -> Case:
-    """The case of a family and a number; PyTorch's random state is set by it.
+    """The case of a family and a number; sets PyTorch's random state.
 
     Raises:
         UnknownNameError: no family has that name.

@@ -1,7 +1,7 @@
-"""Training and scoring of predictors under the same splits: by chance, by size, by family, by device.
+"""Training and scoring of predictors under the same splits: at random, by size, by family, by device.
 
 A split says which graphs a predictor may see. Errors are relative to the measured time. An interval comes from the
-errors on graphs that were kept out of training and stand for what comes (split conformal prediction).
+errors on graphs that were held out of training (split conformal prediction).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from steptime_lab.learned.data import Rows
 
 RANDOM, SIZE, FAMILY, FAMILY_ALONE = "random", "size", "family", "family, without single operators"
 KEPT: Final = 0.2
-"""Share of graphs that a random split keeps for the test."""
+"""Share of graphs that a random split holds out for the test."""
 SMALL: Final = 0.7
 LARGE: Final = 0.85
-"""A split by size trains on graphs shorter than the first quantile and tests those longer than the second."""
+"""A split by size trains on graphs below the quantile `SMALL` of times and tests on those above `LARGE`."""
 COVERED: Final = 0.9
 """Share of unseen graphs that an interval should hold."""
 LEAST: Final = 20
@@ -39,7 +39,7 @@ class Split(NamedTuple):
 
 
 def splits(rows: Rows, kind: str, single: str, seed: int = 0) -> Iterator[Split]:
-    """The splits of a kind. Graphs of the family ``single`` are trained on, but where a kind leaves them out.
+    """The splits of a kind. Graphs of the family ``single`` are always in training, except with `FAMILY_ALONE`.
 
     Raises:
         UserError: there are too few graphs.
@@ -76,8 +76,9 @@ class Scored:
     split: str
     graphs: int
     mean: float
-    """Mean of the relative errors' sizes."""
+    """Mean of the absolute relative errors."""
     median: float
+    """Median of the absolute relative errors."""
     bias: float
     """Median of the relative errors."""
     fit_s: float
@@ -98,17 +99,17 @@ def scored(split: str, predicted_s: Array, measured_s: Array, fit_s: float) -> S
 
 
 def together(found: Sequence[Scored], name: str) -> Scored:
-    """Splits as one: means over splits, each counted once."""
+    """Mean of the scores of splits, each counted once."""
     mean = {key: float(np.mean([getattr(one, key) for one in found])) for key in ("mean", "median", "bias", "fit_s")}
     return Scored(split=name, graphs=sum(one.graphs for one in found), **mean)
 
 
 Trained = Callable[[Array, Array], Array]
-"""Numbers of graphs to train on and to test -> predicted times (s) of the latter."""
+"""Numbers of graphs to train on and to test on -> predicted times (s) of the test graphs."""
 
 
 def score(rows: Rows, kind: str, trained: Trained, single: str, seed: int = 0) -> tuple[Scored, list[Scored]]:
-    """Errors of a predictor over the splits of a kind, together and one by one."""
+    """Errors of a predictor over the splits of a kind: their mean, and one by one."""
     found = []
     for split in splits(rows, kind, single, seed):
         begin = time.process_time()
@@ -118,11 +119,12 @@ def score(rows: Rows, kind: str, trained: Trained, single: str, seed: int = 0) -
 
 
 def conformal(predicted_s: Array, measured_s: Array, covered: float = COVERED) -> tuple[float, float]:
-    r"""Factors on a predicted time between which a share of new graphs lies.
+    r"""Interval of factors on a predicted time that covers a share of new graphs.
 
-    Half of what is not covered is left on either side: the ends are the $\lfloor (n + 1)(1 - c) / 2 \rfloor$-th and
+    Half of the rest lies on either side: the ends are the $\lfloor (n + 1)(1 - c) / 2 \rfloor$-th and
     the $\lceil (n + 1)(1 + c) / 2 \rceil$-th smallest of the $n$ ratios of measured to predicted time, with
-    $c$ = `covered`. Graphs of one family err alike, so that of a new family less may lie in it (:func:`left_out`).
+    $c$ = `covered`. Errors within a family are correlated, so that coverage of a new family may be lower
+    (:func:`left_out`).
 
     Source: split conformal prediction (Vovk and others, "Algorithmic Learning in a Random World", 2005).
 
@@ -137,13 +139,13 @@ def conformal(predicted_s: Array, measured_s: Array, covered: float = COVERED) -
 
 
 def coverage(predicted_s: Array, measured_s: Array, band: tuple[float, float]) -> float:
-    """Share of graphs that lie in a band."""
+    """Share of graphs whose ratio of measured to predicted time lies in a band."""
     ratios = measured_s / predicted_s
     return float(((ratios >= band[0]) & (ratios <= band[1])).mean())
 
 
 def left_out(predicted_s: Array, measured_s: Array, group: Sequence[str]) -> float:
-    """Mean share of a group of graphs that lies in the interval of all other groups."""
+    """Mean over groups of the share of a group's graphs that lies in the interval of all other groups."""
     names = np.array(group, object)
     shares = [
         coverage(
@@ -157,10 +159,10 @@ def left_out(predicted_s: Array, measured_s: Array, group: Sequence[str]) -> flo
 
 
 def noise(first_s: Sequence[float], again_s: Sequence[float]) -> Mapping[str, float]:
-    """Mean and median distance of two measurements of the same graphs: a floor under every error.
+    """Mean and median relative difference of two measurements of the same graphs: a lower bound of prediction errors.
 
-    Two occasions differ by the noise of both. Against a prediction that is right stands one of them, whose own noise
-    is smaller by the square root of two.
+    The difference has the noise of both measurements. The error of a correct prediction has the noise of one, which is
+    smaller by the square root of two.
     """
     distance = abs(np.array(first_s) / np.array(again_s) - 1)
     return {"mean": float(distance.mean()), "median": float(np.median(distance)), "graphs": float(len(distance))}

@@ -1,8 +1,8 @@
-"""Graphs measured on this machine: thread CPU time of a step and the peak of its allocator, in a journal that resumes.
+"""Graphs measured on this machine: thread CPU time of a step and peak of the allocator, in a journal that resumes.
 
 The machine may be shared, so that wall time says little: the clock is the CPU time of the calling thread, which runs
-the backward pass too, and the time of a graph is the first quartile of its steps. Families take turns, and some graphs
-are measured a second time at the end, so that the journal holds the noise below which no prediction can be told.
+the backward pass too, and the time of a graph is the first quartile of its steps. Families take turns. Some graphs are
+measured a second time at the end, so that the journal has the noise of the measurements.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from steptime_lab.learned.sketch import Sketch, sketch, sketch_from
 GRAPHS: Final = 2000
 """Graphs of whole networks in a full data set."""
 SINGLES: Final = 600
-"""Graphs of one operator in it."""
+"""Graphs of one operator in a full data set."""
 RETESTED: Final = 9
-"""One graph in so many is measured on a second occasion."""
+"""One graph in `RETESTED` is measured a second time."""
 BUDGET_S, LEAST, MOST = 0.25, 6, 24
-"""CPU time that the steps of a graph may take, and the fewest and the most of them."""
+"""CPU time budget for the steps of a graph, and the fewest and the most steps."""
 QUARTILE: Final = 0.25
 LARGEST: Final = 1e15
 """Largest number that a journal may hold."""
 TWICE: Final = "#2"
-"""End of the key of a second occasion."""
+"""Suffix of the key of a second measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +45,16 @@ class Graph:
     key: str
     family: str
     seconds: float
-    """First quartile of the steps, CPU time of a thread."""
+    """CPU time of one thread, first quartile of the steps."""
     again_s: float | None
-    """The same on a second occasion; None where there was none."""
+    """CPU time of the second measurement; None where there was none."""
     allocated_bytes: int
-    """Peak of the allocator, what was there before the step included."""
+    """Peak of the allocator, including memory in use before the step."""
     sketch: Sketch
 
 
 def keys(graphs: int, singles: int, families: tuple[str, ...], single: str) -> Iterator[str]:
-    """Keys of all cases in the order in which they are measured: families in turn, then those of a second occasion."""
+    """Keys of all cases in the order of measurement: families in turn, then second measurements."""
     from steptime_lab.learned.graphs import FAMILIES
 
     chosen = [name for name in FAMILIES if name in families]
@@ -75,15 +75,15 @@ def measure(
     resume: bool = True,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> int:
-    """Measure graphs into a journal, and go on where one was left; the number of records that it then has.
+    """Measure graphs into a journal; returns the number of records that it then has.
 
     Args:
         path: the journal.
-        graphs: of whole networks, over all families.
-        singles: graphs of one operator.
+        graphs: number of graphs of whole networks, over all families.
+        singles: number of graphs of one operator.
         families: names of :data:`steptime_lab.learned.graphs.ALL`; None: all.
-        resume: go on with the journal; else it begins anew.
-        told: called with the number done and the number wanted.
+        resume: continue the journal; else start an empty one.
+        told: called with the number of graphs done and the number of all.
 
     Raises:
         UserError: a family is unknown, or the journal belongs to another machine or another version of PyTorch.
@@ -107,7 +107,7 @@ def measure(
 
 
 def header() -> dict[str, Any]:
-    """What a journal was measured with."""
+    """Header of a journal: processor, version of PyTorch and threads of the measurements."""
     import torch
 
     from steptime.measure.machine.runner import this_host
@@ -117,7 +117,7 @@ def header() -> dict[str, Any]:
 
 
 def measured(key: str) -> dict[str, Any]:
-    """The record of a case: its times and its peak; on the first occasion its sketch too."""
+    """The record of a case: its time; of a first measurement also its peak and its sketch."""
     from steptime.captured.record import capture
     from steptime.captured.record.training import LOSSES, OPTIMIZERS
     from steptime_lab.learned.graphs import case
@@ -130,7 +130,7 @@ def measured(key: str) -> dict[str, Any]:
     def step() -> None:
         if optimizer is not None:
             optimizer.zero_grad()
-        output = made.module(*made.inputs)  # which lives through the backward pass, as in most loops of training
+        output = made.module(*made.inputs)  # stays alive during the backward pass, as in most training loops
         LOSSES[made.loss](output).backward()  # type: ignore[no-untyped-call]
         if optimizer is not None:
             optimizer.step()
@@ -167,13 +167,13 @@ def stored_bytes(tensors: Sequence[Any]) -> int:
 
 
 def states_of(optimizer: Any) -> list[Any]:
-    """Tensors that an optimiser keeps."""
+    """Tensors of the state of an optimiser."""
     kept = [] if optimizer is None else [value for state in optimizer.state.values() for value in state.values()]
     return [value for value in kept if hasattr(value, "untyped_storage")]
 
 
 def samples_s(step: Callable[[], None]) -> list[float]:
-    """CPU time of the calling thread for each of several steps, after two that are not counted."""
+    """CPU time of the calling thread for each of several steps, after two warm-up steps."""
     for _ in range(2):
         begin = time.thread_time()
         step()
@@ -187,7 +187,7 @@ def samples_s(step: Callable[[], None]) -> list[float]:
 
 
 def grown_bytes(step: Callable[[], None]) -> int:
-    """Most memory that a step takes from PyTorch's allocator beyond what was allocated before it."""
+    """Peak of the memory that a step allocates, above the memory allocated before it."""
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -200,7 +200,7 @@ def grown_bytes(step: Callable[[], None]) -> int:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without what native code writes to standard error: PyTorch's profiler tells when it starts and stops."""
+    """Silence standard error of native code: PyTorch's profiler prints when it starts and stops."""
     sys.stderr.flush()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
@@ -213,7 +213,7 @@ def _silent() -> Iterator[None]:
 
 
 def read_graphs(path: Path) -> tuple[list[Graph], Mapping[str, Any]]:
-    """The graphs of a journal, and what they were measured with.
+    """The graphs of a journal, and its header.
 
     Raises:
         InputFileError: there is no journal, it is one of something else, or a record is damaged.
@@ -260,7 +260,7 @@ def positive(value: Any) -> float:
     """A number above 0 and below :data:`LARGEST`.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is something else.
+        ValueError, TypeError, OverflowError: `value` is something else.
     """
     number = float(value)
     if isinstance(value, (str, bool)) or not 0 < number < LARGEST:

@@ -1,10 +1,10 @@
-r"""What the simulated allocator cannot see: memory that kernels take for themselves while they run.
+r"""Workspace memory that kernels allocate while they run, which the simulated allocator cannot see.
 
 $$\hat M = \max_i \big(m_i + a_{o(i)}\, r_i + b_{o(i)}\, w_i\big)$$
 
-with $m_i$ the bytes in use while call $i$ runs as the recorded step has them, $r_i$ and $w_i$ the bytes that it reads
-and writes, and $a_o, b_o \ge 0$ two numbers for each operator. Only the peaks of whole steps are known. An operator
-that no peak speaks for keeps 0: a step is as the allocator simulates it.
+with $m_i$ the bytes in use while call $i$ runs in the recorded step, $r_i$ and $w_i$ the bytes that it reads and
+writes, and $a_o, b_o \ge 0$ two numbers for each operator. Only the peaks of whole steps are measured. An operator
+without evidence in any peak keeps 0.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from steptime_lab.learned.measuring import Graph
 from steptime_lab.learned.sketch import Sketch
 
 SMALLEST: Final = 0.02
-"""Shares below this are none."""
+"""Shares up to this one are ignored."""
 QUANTILE: Final = 0.02
-"""Quantile of what calls of an operator can have taken that counts as what it takes."""
+"""An operator's share is this quantile of the shares that its calls can have used at most."""
 FEWEST: Final = 5
-"""Fewest calls of an operator that say anything."""
+"""Fewest calls of an operator for which a share is fitted."""
 GAIN: Final = 2e-5
-"""Least fall of the mean error for which an operator gets a share."""
+"""Least decrease of the mean error for which an operator gets a share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspaces:
-    """Shares of what an operator reads and writes that it takes on top of it."""
+    """Workspace of operators, as shares of the bytes that they read and write."""
 
     shares: Mapping[str, tuple[float, float]]
-    """Operator -> share of the bytes that it reads, of those that it writes."""
+    """Operator -> share of the bytes read, share of the bytes written."""
 
     def extra_bytes(self, drawn: Sketch) -> Array:
-        """Memory that each call of a sketch takes for itself, (calls,)."""
+        """Workspace of each call of a sketch, (calls,)."""
         nothing = (0.0, 0.0)
         own = [self.shares.get(piece.op, nothing) for piece in drawn.pieces]
         sizes = [
@@ -46,13 +46,13 @@ class Workspaces:
         return np.array(sizes)[np.array(drawn.calls, int)] if sizes else np.zeros(0)
 
     def peak_bytes(self, drawn: Sketch) -> float:
-        """Peak of a step with what its kernels take."""
+        """Peak of a step including the workspace of its kernels."""
         held = np.array(drawn.held_bytes, np.float64) + self.extra_bytes(drawn)
         return max(float(held.max(initial=0.0)), float(drawn.static_bytes), float(drawn.peak_bytes))
 
 
 class Steps:
-    """Calls of many steps side by side."""
+    """Calls of many steps as arrays."""
 
     def __init__(self, graphs: Sequence[Graph]) -> None:
         names = sorted({piece.op for graph in graphs for piece in graph.sketch.pieces})
@@ -70,12 +70,12 @@ class Steps:
         self.owner = np.repeat(np.arange(len(graphs)), [len(part) for part in parts])
 
     def error(self, used: Array) -> float:
-        """Mean relative error of peaks, if calls use so much."""
+        """Mean absolute relative error of peaks where calls have `used` bytes in use."""
         peak = np.maximum(np.maximum.reduceat(used, self.starts), self.floor)
         return float(abs(peak / self.allocated - 1).mean())
 
     def share(self, operator: int, size: int) -> tuple[float, Array]:
-        """The most that calls of an operator can take, as a share of a size, and those calls."""
+        """Low quantile of the workspace that calls of an operator can have at most, as a share of a size; the calls."""
         mine = np.nonzero((self.operator == operator) & (self.sizes[:, size] > 0))[0]
         if len(mine) < FEWEST:
             return 0.0, mine
@@ -84,10 +84,10 @@ class Steps:
 
 
 def fitted_workspaces(graphs: Sequence[Graph]) -> Workspaces:
-    """The shares that explain measured peaks, found one after the other.
+    """Shares that explain measured peaks, selected greedily.
 
-    No call can take more than what its step had allocated beyond what was in use. The share of an operator is the low
-    quantile of that over its calls; it is taken where it lowers the mean error of peaks, the best one first.
+    A call's workspace is at most the step's allocated peak less the memory in use. The share of an operator is the low
+    quantile of this limit over its calls; a share that lowers the mean error of peaks is added, the best one first.
     """
     steps = Steps([graph for graph in graphs if graph.sketch.calls])
     used, best = steps.held.copy(), steps.error(steps.held)

@@ -1,7 +1,7 @@
-"""Published times of whole models on one GPU, as graphs: the modules that were timed, captured, and their rows.
+"""Published times of whole models on one GPU: captured graphs of the timed modules, and their rows.
 
-Language models are those of Transformers with attention written out, image models those of torchvision on 12 images.
-Nobody timed an optimiser. The copies of images from the host are a piece of their own.
+Language models come from Transformers with eager attention, image models from torchvision on 12 images. No published
+time includes an optimiser. The copies of images from the host are a piece of their own.
 
 Source: `models_single_gpu` of the folder of measurements; the scripts that timed the models are those of NeuSight and
 of pytorch-gpu-benchmark.
@@ -49,7 +49,7 @@ LANGUAGE: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "gpt3_27": ("GPT2", {"n_embd": 2560, "n_head": 32, "n_layer": 32, **GPT}),
     "opt_13": ("OPT", {"ffn_dim": 8192, "hidden_size": 2048, "num_attention_heads": 32, "num_hidden_layers": 24}),
 }
-"""Model -> family of Transformers and its dimensions, as the configurations beside the published times have them."""
+"""Model -> family of Transformers and its dimensions, from the configurations published with the times."""
 HEADS: Final[Mapping[tuple[str, bool], str]] = {
     ("Bert", False): "BertForSequenceClassification",
     ("Bert", True): "BertForPreTraining",
@@ -77,12 +77,12 @@ class Row:
 
     @property
     def graph(self) -> str:
-        """What was run, whatever the device."""
+        """Name of the graph: model, mode, sizes and dtype, without the device."""
         return f"{self.model}:{'train' if self.trained else 'inference'}:{self.batch}:{self.seq}:{self.dtype}"
 
 
 def read_rows(path: Path) -> tuple[list[Row], dict[str, int]]:
-    """Rows of a table that can be predicted, those of one graph on one device joined, and why others are left out.
+    """Rows of a table that can be predicted, with one median for each graph and device, and why others are left out.
 
     Raises:
         UserError: the file is not such a table.
@@ -165,7 +165,7 @@ def module_of(row: Row) -> tuple[Any, Any]:
 
 
 def sketch_of(row: Row) -> Sketch:
-    """What a row's graph asks of a GPU."""
+    """The sketch of a row's graph on a GPU."""
     from steptime.captured.record import capture
 
     module, inputs = module_of(row)
@@ -183,7 +183,7 @@ def sketch_of(row: Row) -> Sketch:
 
 
 def with_copy(drawn: Sketch, copied_bytes: float) -> Sketch:
-    """A sketch whose input is copied from the host first."""
+    """A sketch with an additional copy of its input from the host."""
     work = Work(
         family=COPY,
         moved_bytes=copied_bytes,
@@ -214,7 +214,7 @@ def sketches(rows: list[Row], path: Path, told: Callable[[str], None] = lambda n
 
 
 def unseen_curves(device: Device) -> list[Curve]:
-    """What a device's profile would be if nobody had measured it: the curves of others of its vendor, carried over.
+    """Curves of a device as if it had not been measured: transferred from other devices, of its vendor where possible.
 
     Raises:
         UserError: no device has a curve.
@@ -232,7 +232,7 @@ def unseen_curves(device: Device) -> list[Curve]:
 
 @contextlib.contextmanager
 def unmeasured(devices: Sequence[Device]) -> Iterator[None]:
-    """With profiles of some devices as if nobody had measured them, found before those of the catalogue."""
+    """Replace the catalogue's profiles of some devices by curves as if these had not been measured."""
     before = os.environ.get(PATH_VARIABLE)
     with tempfile.TemporaryDirectory() as folder:
         for device in devices:

@@ -40,7 +40,7 @@ PREDICTORS: Final[Mapping[str, Maker]] = {
     "learned correction": _additive,
     **SLOW,
 }
-"""Name -> predictor: the times as they are, the correction, and the published encoder of graphs."""
+"""Name -> predictor: analytic times, the learned correction, and the published encoder of graphs."""
 
 
 def table(
@@ -50,7 +50,7 @@ def table(
     told: Callable[[str], None] | None = None,
     kinds: Sequence[str] = KINDS,
 ) -> list[dict[str, Any]]:
-    """One line a predictor and a kind of split: mean, median and bias of relative errors, CPU time of a fit."""
+    """One row for each predictor and kind of split: mean, median and bias of relative errors, CPU time of a fit."""
     tell = told or (lambda text: None)
     tell(f"{'error':<36} {'mean':>7} {'median':>7} {'fit':>8}")
     out = []
@@ -75,7 +75,7 @@ def table(
 
 
 def memory_table(graphs: Sequence[Graph]) -> list[dict[str, Any]]:
-    """Errors of peaks by family: as simulated, and with workspaces that were learned from all other families."""
+    """Errors of peaks by family: simulated, and with workspaces learned from all other families."""
     out = []
     for family in sorted({graph.family for graph in graphs} - {SINGLE}):
         mine = [graph for graph in graphs if graph.family == family]

@@ -1,8 +1,7 @@
-"""What a recorded step asks of a device, as plain numbers: features of operators, tensors and memory for predictors.
+"""The sketch of a recorded step: operators, tensors and memory as plain numbers, from which predictors take features.
 
-A sketch keeps each distinct piece of work once, the order in which work is called, which call feeds which, and the
-memory in use at each. It does not depend on a device: the analytic time of every piece of work is computed anew for the
-device that a prediction is for.
+A sketch has each distinct piece of work once, the order of calls, the edges between calls, and the memory in use during
+each call. It does not depend on a device: the analytic time of each piece is computed for the device of a prediction.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from steptime.captured.ops.work import KernelCall, Work, variant, whole_bytes
 from steptime.estimate.learned import ISSUERS
 
 COUNTS: Final = ("matrix_flops", "repeated_flops", "vector_flops", "moved_bytes", "launches")
-"""Numbers of a work that are kept in files."""
+"""Fields of a work that a file has."""
 MOST: Final = 1e18
-"""Largest number of a work that a file may hold."""
+"""Largest number of a work in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +33,9 @@ class Piece:
     op: str
     work: Work
     read_bytes: float
-    """Of all inputs."""
+    """Bytes of all inputs."""
     written_bytes: float
-    """Of all outputs."""
+    """Bytes of all outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +45,17 @@ class Sketch:
     name: str
     pieces: tuple[Piece, ...]
     calls: tuple[int, ...]
-    """Number of the piece of each call, in order; looks at memory are left out."""
+    """Index into ``pieces`` of each call, in order, without views."""
     phases: tuple[int, ...]
-    """Number of each call's phase (:data:`steptime.captured.graph.PHASES`)."""
+    """Phase of each call, as an index into :data:`steptime.captured.graph.PHASES`."""
     issuers: tuple[int, ...]
-    """Who issues each call (:data:`steptime.estimate.learned.ISSUERS`)."""
+    """Issuer of each call, as an index into :data:`steptime.estimate.learned.ISSUERS`."""
     edges: tuple[tuple[int, int, float], ...]
-    """Call that makes a tensor, call that reads it, bytes of the tensor; calls are numbered as in ``calls``."""
+    """Call that writes a tensor, call that reads it (both indices into ``calls``), bytes of the tensor."""
     views: int
-    """Looks at memory."""
+    """Number of calls without work, such as views."""
     held_bytes: tuple[int, ...]
-    """Memory in use while each call runs, without what a kernel takes for itself."""
+    """Memory in use while each call runs, without the workspace of its kernel."""
     static_bytes: int
     """Memory in use before the step."""
     peak_bytes: int
@@ -65,7 +64,7 @@ class Sketch:
 
     @property
     def counts(self) -> Mapping[tuple[int, int], int]:
-        """Piece and issuer -> calls."""
+        """Piece and issuer -> number of calls."""
         return Counter(zip(self.calls, self.issuers, strict=True))
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def sketch_from(data: Mapping[str, Any]) -> Sketch:
     """A sketch as :meth:`Sketch.to_json` wrote it.
 
     Raises:
-        KeyError, ValueError, TypeError: it is something else.
+        KeyError, ValueError, TypeError: `data` is something else.
     """
     pieces = tuple(
         Piece(
@@ -172,7 +171,7 @@ def _piece(call: Call, work: Work) -> Piece:
 
 
 def _edges(program: Program, places: Mapping[int, int]) -> list[tuple[int, int, float]]:
-    """Edges between calls that do something; what only looks at memory passes its maker on."""
+    """Edges between calls that do work; a view stands for the call that wrote its memory."""
     makers: dict[Value, int] = {}
     out: list[tuple[int, int, float]] = []
     for number, call in enumerate(program.calls):

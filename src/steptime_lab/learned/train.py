@@ -1,4 +1,4 @@
-"""From measured graphs to a correction that `profile` and `estimate` can use, with its errors and its provenance."""
+"""Training of a correction for `profile` and `estimate` from measured graphs, with its errors and provenance."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def trained(
     options: Options | None = None,
     told: Callable[[str], None] | None = None,
 ) -> Correction:
-    """The correction of all rows; its error and its band are those of groups of graphs that were left out in turn.
+    """The correction fitted to all rows, with the error and band of predictions for groups of graphs held out in turn.
 
     Args:
-        rows: measured graphs; what :attr:`Rows.families` says of each is the group that it is left out with.
-        name: for reports.
-        provenance: what was measured, where and with what.
-        unseen: what the groups are, in words.
-        options: how it is fitted.
+        rows: measured graphs; :attr:`Rows.families` are the groups.
+        name: name in reports.
+        provenance: description of the measurements.
+        unseen: description of the groups in words.
+        options: options of the fit.
         told: called with a line for each group.
     """
     measured, predicted, groups, errors = list[Array](), list[Array](), list[str](), dict[str, float]()
@@ -75,6 +75,6 @@ def written(correction: Correction, path: Path) -> None:
 
 
 def noise_of(graphs: Sequence[Graph]) -> dict[str, float]:
-    """Distance of the two measurements of graphs that were measured twice."""
+    """Noise of the graphs that were measured twice; empty where there are none."""
     twice = [(graph.seconds, graph.again_s) for graph in graphs if graph.again_s is not None and graph.family != SINGLE]
     return dict(noise([first for first, _ in twice], [again for _, again in twice])) if twice else {}

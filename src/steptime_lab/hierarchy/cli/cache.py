@@ -1,4 +1,4 @@
-"""``steptime cache``: access patterns through simulated caches, distances of reuse, predicted levels."""
+"""``steptime cache``: access patterns through simulated caches, reuse distances, predicted levels."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Leading = Annotated[int | None, number("--leading", "N", "Elements from row to r
 Seed = Annotated[int | None, number("--seed", "N", "Of random places; default 0.", 0, 2**31)]
 Unpacked = Annotated[bool, flag("--unpacked", help="Tiles of matmul lie in rows of the whole matrix.")]
 WIDE: Final = 80
-"""Columns of a terminal from which on a table has all of its columns."""
+"""Least width of a terminal, in characters, for a table with all columns."""
 SIDE: Final = 96
-"""Side of a matrix where none is given."""
+"""Default side of a matrix."""
 
 
 def _shape(pattern: str, given: dict[str, Any]) -> Shape:
@@ -140,8 +140,8 @@ def levels(
     from steptime_lab.hierarchy.answers import chosen_caches
     from steptime_lab.hierarchy.levels import PROTOTYPE, level_table
 
-    usual = PROTOTYPE if cache is None and processor is None else cache
-    name, caches = chosen_caches(usual, processor, line_bytes=LINE, inclusive=False)
+    levels_text = PROTOTYPE if cache is None and processor is None else cache
+    name, caches = chosen_caches(levels_text, processor, line_bytes=LINE, inclusive=False)
     rows = level_table(caches, tuple(patterns or ()))
     if json:
         from steptime.cli.output import document, print_json

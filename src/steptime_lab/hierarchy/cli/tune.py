@@ -39,7 +39,7 @@ def matmul(
     """
     from steptime_lab.hierarchy.tune.search import tune as search
 
-    def told(text: str) -> None:
+    def report(text: str) -> None:
         print(text, file=sys.stderr)
 
     found = search(
@@ -50,7 +50,7 @@ def matmul(
         seed=seed,
         folder=Path(folder),
         fresh=fresh,
-        progress=None if json else told,
+        progress=None if json else report,
     )
     if json:
         from steptime.cli.output import print_json

@@ -1,4 +1,4 @@
-"""The history of measurements: a file for each processor and kernel; runs that began, and those that ended."""
+"""The history of measurements: one file for each processor and kernel, with the start and end of each run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Row = tuple[str, Shape, Schedule, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A search as it was asked for; an interrupted one goes on under an equal request."""
+    """Options of a search; an interrupted search is resumed by an equal request."""
 
     shape: Shape
     trials: int = 16
@@ -35,7 +35,7 @@ class Request:
 
     @property
     def options(self) -> str:
-        """Options of the command, without those of the shape."""
+        """Options of the command other than the shape."""
         return f"--trials {self.trials} --strategy {self.strategy} --seed {self.seed}"
 
     def to_json(self) -> dict[str, Any]:
@@ -45,30 +45,30 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What is known before a search."""
+    """Measurements known before a search."""
 
     seen: Sequence[Seen] = ()
     """Measurements of other products."""
     known: Mapping[Schedule, float] = field(default_factory=dict)
     """Seconds of schedules of this product, from earlier runs."""
     own: Mapping[Schedule, float] = field(default_factory=dict)
-    """Seconds from the interrupted run that goes on; they count as trials."""
+    """Seconds from the interrupted run that is resumed; they count as trials."""
     run: str = ""
-    """Key of the run that goes on; empty for a new one."""
+    """Key of the resumed run; empty for a new one."""
     notes: tuple[str, ...] = ()
 
     @property
     def times(self) -> dict[Schedule, float]:
-        """All seconds of this product."""
+        """All measured seconds of this product."""
         return {**self.known, **self.own}
 
 
 def header_of(name: str, core: Core, host: Host) -> dict[str, Any]:
-    """What all measurements of a history share: processor, caches, kernel.
+    """Header of a history: the processor, caches and kernel that all its measurements share.
 
     Args:
-        name: caches by the name that the user gave.
-        core: the core that they belong to.
+        name: name of the processor whose caches are used, as the user gave it.
+        core: the core with these caches.
         host: the processor that measures.
     """
     caches = [[level.size_bytes, level.ways, level.line_bytes] for level in core.processor.levels]
@@ -78,15 +78,15 @@ def header_of(name: str, core: Core, host: Host) -> dict[str, Any]:
 
 
 def file_of(folder: Path, header: Record, host: Host, fresh: bool) -> tuple[Path, Path | None]:
-    """The history to use, and the one that an empty history sets aside, which stays as it is.
+    """The history to use, and the earlier one that a fresh history replaces; the earlier file stays unchanged.
 
     The name has a key of the header, so that another processor or kernel has another file.
 
     Args:
-        folder: where histories are; it exists.
-        header: of :func:`header_of`.
+        folder: folder of the histories; it exists.
+        header: header from :func:`header_of`.
         host: the processor that measures.
-        fresh: whether an empty history is asked for.
+        fresh: whether to start an empty history.
     """
     stem = f"history-{header['processor']}-{host.label}-{content_key(header)[:12]}"
     form = re.compile(re.escape(stem) + r"(?:\.([1-9][0-9]{0,8}))?\.jsonl")
@@ -99,11 +99,11 @@ def file_of(folder: Path, header: Record, host: Host, fresh: bool) -> tuple[Path
 
 
 def past_of(records: Sequence[Record], request: Request, core: Core) -> Past:
-    """What a history says of a product and of other ones.
+    """Measurements of a product and of other products in a history.
 
-    A run that began and did not end was interrupted: the latest one with an equal request goes on. If the last run of
-    the product was interrupted and had another request, a note says how to go on with it. Other records that are no
-    measurement of a schedule of the space are passed over and counted in a note.
+    A run that began and did not end was interrupted: the latest one with an equal request is resumed. If the last run
+    of the product was interrupted and had another request, a note says how to resume it. Other records that are no
+    measurement of a schedule of the space are skipped and counted in a note.
     """
     begun = {record["key"]: found for record in records if (found := _request(record)) is not None}
     ended = [record["ended"] for record in records if "ended" in record]
@@ -137,7 +137,7 @@ def _request(record: Record) -> Request | None:
 
 
 def _rows(records: Sequence[Record]) -> tuple[list[Row], int]:
-    """Measurements, and how many records are none."""
+    """Measurements, and the number of records that are not measurements."""
     every, rows = frozenset(space()), []
     for record in records:
         try:

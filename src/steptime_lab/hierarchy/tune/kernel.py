@@ -28,9 +28,9 @@ from steptime_lab.hierarchy.tune.space import WORD, Core, Schedule, block_column
 SOURCE: Final = Path(__file__).with_name("product.c")
 FLAGS: Final = ("-O3", "-march=native", "-fPIC", "-shared")
 COMPILE_S: Final = 120
-"""Seconds that a compilation may take."""
+"""Time limit of a compilation, in seconds."""
 ROUNDS: Final = 3
-"""Times that a schedule is timed, by turns with the others of its batch."""
+"""Number of times that each schedule is timed; the schedules of a batch take turns."""
 CUT: Final = 1.25
 """A schedule that is slower than the fastest by this factor in its first round is not timed again."""
 SPARE: Final = 0.6
@@ -52,7 +52,7 @@ class Product:
     work: list[Array] = field(default_factory=list)
 
     def runner(self, schedule: Schedule) -> Callable[[], None]:
-        """A function that computes the product, after its result was found equal to NumPy's.
+        """A function that computes the product; its result has been checked against NumPy's.
 
         Raises:
             UserError: there is no gcc, or it fails.
@@ -86,12 +86,12 @@ class Product:
         rows = -(-schedule.block_rows // schedule.rows) * schedule.rows
         words = schedule.block_depth * (columns + rows) + schedule.rows * width + 16
         if not self.work or len(self.work[-1]) < words:
-            self.work.append(aligned(words))  # runners that were made before keep theirs
+            self.work.append(aligned(words))  # earlier runners keep their own arrays
         return self.work[-1]
 
 
 def aligned(words: int) -> Array:
-    """Zeros that start at a multiple of a line."""
+    """Zeros that start at a cache line."""
     room = np.zeros(words + 16, dtype=np.float32)
     return room[-(room.ctypes.data // WORD) % 16 :][:words]
 
@@ -100,7 +100,7 @@ def product_of(shape: tuple[int, int, int], core: Core, folder: Path, seed: int 
     """Random operands of a shape.
 
     Raises:
-        UserError: they are too large for the memory that is free.
+        UserError: the operands are too large for the free memory.
     """
     m, n, k = shape
     words, free = m * k + k * n + 3 * m * n, _free_bytes()
@@ -123,7 +123,7 @@ def _free_bytes() -> float:
 
 
 def kernel_key() -> str:
-    """Depends on the source of the kernels and on the flags of the compiler: other ones give other times."""
+    """Key of the source of the kernels and the flags of the compiler, on which measured times depend."""
     return content_key({"source": SOURCE.read_text(encoding="utf-8"), "flags": list(FLAGS)})
 
 
@@ -143,9 +143,9 @@ def library_of(schedule: Schedule, core: Core) -> tuple[str, list[str]]:
 
 def private_folder() -> Path:
     """Folder of compiled kernels that only this user can write: ``steptime/kernels`` in the user's cache directory
-    (``XDG_CACHE_HOME`` or ``~/.cache``); where that cannot be had, a temporary one of this process.
+    (``XDG_CACHE_HOME`` or ``~/.cache``); where it cannot be created or written, a temporary one of this process.
 
-    A library is code that runs when it is loaded, so none is taken from a folder that others may have written, such as
+    A library is code that runs when it is loaded, so none is loaded from a folder that others may have written, such as
     the working directory.
     """
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -162,16 +162,16 @@ def private_folder() -> Path:
 
 
 def _only_ours(path: Path) -> bool:
-    """Whether a file or folder, not a link to one, belongs to this user and nobody else may write it."""
+    """True for a file or folder, not a link, that belongs to this user and that nobody else may write."""
     found = path.lstat()
     return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
 
 
 def compiled(schedule: Schedule, core: Core, folder: Path) -> Path:
-    """The library of a schedule's register tile and packing for this processor, compiled unless this user did before.
+    """The library of a schedule's register tile and packing for this processor; compiled on first use.
 
     Raises:
-        UserError: there is no gcc, it fails, or the folder cannot be written.
+        UserError: there is no gcc, gcc fails, or the folder cannot be written.
     """
     file, defines = library_of(schedule, core)
     target = folder / file
@@ -219,15 +219,15 @@ def loaded(path: Path) -> Callable[..., None]:
 
 
 def timed(runs: Sequence[Callable[[], None]], *, best_s: float, rounds: int = ROUNDS, cut: float = CUT) -> list[float]:
-    """CPU seconds of one thread of each function: the fastest of some rounds, by turns, each after an untimed run.
+    """CPU seconds of each function on one thread: the fastest of some rounds, each run timed after an untimed one.
 
-    A function that is slow in its first round is not run in the others.
+    The functions take turns. A function that is slow in its first round is not run in the others.
 
     Args:
         runs: the functions.
-        best_s: of the fastest known one; infinity where none is.
-        rounds: how often each is timed.
-        cut: how much slower than the fastest is slow; infinity for no early end.
+        best_s: time of the fastest known function; infinity where none is known.
+        rounds: number of timings of each function.
+        cut: a function is slow if it takes more than this multiple of the fastest time; infinity: none is.
     """
     times = [float("inf")] * len(runs)
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What a schedule does, in closed form: cycles of the inner loop, traffic of each level, copies; and features of it."""
+"""Cost of a schedule in closed form (cycles of the inner loop, traffic of each level, copies), and its features."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from steptime_lab.hierarchy.tune.space import WORD, Core, Schedule, block_column
 PARTS: Final = ("steps", "tiles", "results", "L1 fills", "L2 fills", "L3 fills", "copies of a", "copies of b", "split")
 """Parts of the cycles of a product."""
 WEIGHTS: Final = (1.0, 12.0, 1.0, 0.3, 0.3, 0.3, 1.0, 1.0, 0.3)
-"""Share of each part that adds to the time; the rest overlaps with the inner loop. Of tiles, cycles of one."""
+"""Share of each part that adds to the time; the rest overlaps with the inner loop. For tiles: cycles of one tile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Schedules of one product, priced: a row for each."""
+    """Predicted cost of schedules of one product, one row each."""
 
     schedules: tuple[Schedule, ...]
     parts: Array
-    """Cycles by part, before they are weighted."""
+    """Cycles by part, unweighted."""
     features: Array
     traffic_bytes: Array
-    """Bytes read into registers, first level, second level, third level."""
+    """Bytes read into registers and into the first, second and third level."""
     cycles: Array
 
     def order(self) -> list[int]:
-        """Places of the schedules, the fastest first."""
+        """Indices of the schedules, the fastest first."""
         return [int(place) for place in np.argsort(self.cycles, kind="stable")]
 
 
 def predicted(
     shape: tuple[int, int, int], core: Core, schedules: Sequence[Schedule], weights: Sequence[float] = WEIGHTS
 ) -> Predicted:
-    """Prices schedules of a product on a core.
+    """Predict the cost of schedules of a product on a core.
 
     >>> from steptime_lab.hierarchy.caches import processor
     >>> from steptime_lab.hierarchy.tune.space import core_of, space
@@ -98,7 +98,7 @@ class _Strips:
 def _traffic(
     shape: tuple[int, int, int], core: Core, s: _Strips, panel: Array, packs_a: Array, packs_b: Array
 ) -> list[Array]:
-    """Words read into registers and into each cache: of tiles that stay, and of smaller ones where they are lost."""
+    """Words read into registers and into each cache; an evicted share is read as often as by the level inside."""
     m, n, k = shape
     levels = core.processor.levels
     inside = tiling.tile_reads_words(m, n, k, s.rows, s.width)
@@ -122,7 +122,7 @@ def _traffic(
 
 
 def _features(shape: tuple[int, int, int], core: Core, s: _Strips, parts: Array, choices: Array) -> Array:
-    """What the learned part of the cost model sees: no absolute sizes but of the shape, all else as shares."""
+    """Features for the learned part of the cost model: the shape in absolute sizes, other sizes as shares."""
     m, n, k = shape
     ones, first, second = np.ones(len(parts)), core.processor.levels[0].size_bytes, core.processor.levels[-1].size_bytes
     padded = [m / (-(-m // s.rows) * s.rows), n / (-(-n // s.width) * s.width)]

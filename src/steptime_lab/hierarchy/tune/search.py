@@ -1,4 +1,4 @@
-"""The search planner: which schedules are measured, in what order, and what is known of them from before."""
+"""The search planner: chooses the schedules to measure and their order, with the history of measurements."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from steptime_lab.hierarchy.tune.space import SLACK, Core, Schedule, check_shape
 
 STRATEGIES: Final = ("model", "random", "grid")
 BATCH: Final = 4
-"""Schedules that are measured at a time; what a batch under way has measured is lost when the search is interrupted."""
-LACKING: Final = "no {}: ranked by the closed form, half of each batch at random"
+"""Schedules that are measured at a time; an interruption loses the measurements of the current batch."""
+NOT_LEARNED: Final = "no {}: ranked by the closed form, half of each batch at random"
 Progress = Callable[[str], None]
 Measure = Callable[[Sequence[Schedule], float], list[float]]
 
@@ -39,12 +39,12 @@ class Tried:
     predicted_s: float
     measured_s: float
     known: bool
-    """From the history."""
+    """Whether the measured time comes from the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """What a search found."""
+    """Result of a search."""
 
     shape: Shape
     processor: str
@@ -53,23 +53,23 @@ class Tuned:
     left_out: dict[str, int]
     """Schedules that were not considered, by reason."""
     ranked: tuple[Tried, ...]
-    """Those that were measured, the fastest first; without trials the best by prediction."""
+    """Measured schedules, the fastest first; without trials the best by prediction."""
     traffic_bytes: tuple[float, ...]
-    """Of the best: bytes read into registers and into each cache."""
+    """Bytes that the best schedule reads into registers and into each cache."""
     ranking: str
-    """What chose the schedules last: ``learned``, ``closed form``, or the strategy that is neither."""
+    """Ranking that chose the last schedules: ``learned``, ``closed form``, ``random`` or ``grid``."""
     model_rows: int
     """Measurements from which the cost model learned."""
     history: str = ""
     earlier_history: str = ""
-    """The history that a fresh one has set aside."""
+    """The earlier history that a fresh one replaces."""
     resumed: int = 0
-    """Measurements of an interrupted run with which this one went on; they count as trials."""
+    """Measurements of an interrupted run that this one resumed; they count as trials."""
     notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> Tried:
-        """The fastest."""
+        """The fastest schedule."""
         return self.ranked[0]
 
     def to_json(self) -> dict[str, Any]:
@@ -104,17 +104,18 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Schedules that a search considers, with their prices."""
+    """Schedules that a search considers, with their predicted cost."""
 
     found: Predicted
     left_out: dict[str, int]
 
 
 def candidates(shape: Shape, core: Core, *, prune: bool = True) -> Candidates:
-    """Every schedule of the space but those that cannot be best.
+    """Every schedule of the space except those that cannot be best.
 
-    ``registers`` and ``same`` as :func:`steptime_lab.hierarchy.tune.space.static_reasons`; ``predicted``: the closed
-    form is above the best one by more than it is wrong.
+    Reasons for leaving a schedule out: ``registers`` and ``same`` of
+    :func:`steptime_lab.hierarchy.tune.space.static_reasons`; ``predicted``: its predicted cycles are more than `SLACK`
+    times the fewest.
     """
     every = space()
     reasons = static_reasons(shape, core, every)
@@ -132,19 +133,20 @@ def candidates(shape: Shape, core: Core, *, prune: bool = True) -> Candidates:
 def searched(
     found: Predicted, request: Request, measure: Measure, *, past: Past | None = None, progress: Progress | None = None
 ) -> tuple[dict[Schedule, float], CostModel]:
-    """Measure some schedules, each strategy in its order, and return all times of the product.
+    """Measure schedules in the order of a strategy; returns all times of the product and the cost model.
 
-    A request that was interrupted and goes on measures as many schedules in all as one that was not.
+    A resumed request measures as many schedules in all as one that was not interrupted.
 
     Args:
         found: the schedules.
-        request: how many are measured, and the strategy: ``model`` (by the cost model, which learns after each batch),
-            ``random``, or ``grid`` (at equal distances). Its seed is of all random draws: of ``random``; with ``model``
-            of half of each batch, rounded down, until there are :data:`steptime_lab.hierarchy.tune.model.LEAST`
-            measurements, those of other products included, and throughout without scikit-learn.
+        request: number of trials, strategy and seed. Strategies are ``model`` (by the cost model, which learns after
+            each batch), ``random``, and ``grid`` (at equal distances). The seed determines the draws of ``random``, and
+            with ``model`` half of each batch, rounded down, until there are
+            :data:`steptime_lab.hierarchy.tune.model.LEAST` measurements, other products included; without
+            scikit-learn, half of every batch.
         measure: seconds of some schedules, given the best known time.
-        past: what is known from before.
-        progress: is told of each batch.
+        past: measurements known before.
+        progress: called with a line after each batch.
     """
     past = past or Past()
     times, learns = past.times, request.strategy == "model"
@@ -165,7 +167,7 @@ def searched(
 
 
 def _drawn(found: Predicted, request: Request, past: Past) -> list[int]:
-    """Places in the order of ``random`` or ``grid``: the same whether or not the run was interrupted."""
+    """Indices in the order of ``random`` or ``grid``, which an interruption does not change."""
     rest = [place for place, one in enumerate(found.schedules) if one not in past.known]
     if request.strategy == "grid":
         count = min(request.trials, len(rest))
@@ -182,7 +184,7 @@ def _by_model(
     order = sorted(
         (place for place, one in enumerate(found.schedules) if one not in times), key=lambda place: scores[place]
     )
-    if model.trees is None:  # nothing is learned yet: every second one is drawn, for the model to learn from
+    if model.trees is None:  # nothing is learned yet: half of the batch is random, for the model to learn from
         drawn = np.random.default_rng(request.seed + len(times)).permutation(order[count:])
         return [*order[: count - count // 2], *map(int, drawn[: count // 2]), *order]
     return order
@@ -211,15 +213,17 @@ def tune(
 
     Args:
         shape: rows and columns of the result, depth.
-        name: caches of the processor, of ``steptime cache list``, or ``machine``.
-        trials: schedules that are measured, in addition to those of earlier runs that ended; those of an interrupted
+        name: processor whose caches are used: a name of ``steptime cache list``, or ``machine``.
+        trials: number of schedules to measure, in addition to those of earlier runs that ended; those of an interrupted
             run with the same shape, trials, strategy and seed count. 0: predictions alone.
         strategy: ``model``, ``random`` or ``grid``.
-        seed: of all random draws: of ``random``; with ``model`` of half of each batch until there are 8 measurements.
-        folder: the history of measurements: of this product they count as they are, of others for the cost model.
-            Compiled kernels are in :func:`~steptime_lab.hierarchy.tune.kernel.private_folder`.
-        fresh: an empty history; earlier ones stay where they are.
-        progress: is told of each batch.
+        seed: seed of the random draws: of ``random``; with ``model`` of half of each batch until there are 8
+            measurements.
+        folder: folder of the history of measurements. Times of this product are used directly, those of other products
+            by the cost model. Compiled kernels are in
+            :func:`~steptime_lab.hierarchy.tune.kernel.private_folder`.
+        fresh: whether to start an empty history; earlier ones stay in their files.
+        progress: called with a line after each batch.
 
     Raises:
         UserError: a size, the strategy or the number of trials is wrong, there is no gcc, or the folder cannot be
@@ -229,7 +233,7 @@ def tune(
     if strategy not in STRATEGIES:
         raise UserError(f"there is no strategy {strategy!r}", hint=", ".join(STRATEGIES))
     request, core = Request(shape=shape, trials=trials, strategy=strategy, seed=seed), core_of(processor(name))
-    given, told = candidates(shape, core), progress or (lambda _: None)
+    given, report = candidates(shape, core), progress or (lambda _: None)
     if not trials:
         return _answer(request, name, given, Past(), {}, CostModel())
     host = this_host()
@@ -245,8 +249,8 @@ def tune(
         if earlier is not None:
             past = replace(past, notes=(f"a new history; the earlier one stays in {earlier}", *past.notes))
         for note in past.notes:
-            told(note)
-        times, model = _measured(product, journal, given.found, request, past, told)
+            report(note)
+        times, model = _measured(product, journal, given.found, request, past, report)
     answer = _answer(request, name, given, past, times, model)
     return replace(answer, history=str(path), earlier_history=str(earlier or ""))
 
@@ -254,7 +258,7 @@ def tune(
 def _measured(
     product: Product, journal: Journal, found: Predicted, request: Request, past: Past, progress: Progress
 ) -> tuple[dict[Schedule, float], CostModel]:
-    """A search whose beginning, measurements and end are in the journal."""
+    """Search, and record the beginning, the measurements and the end of the run in the journal."""
     run = past.run
     if not run:
         begin = {"run": request.to_json(), "after": len(journal.records)}
@@ -313,5 +317,5 @@ def _answer(
         ranking=model.ranking if by_model else request.strategy,
         model_rows=model.rows,
         resumed=len(past.own),
-        notes=(*past.notes, LACKING.format(model.lacking)) if model.lacking else past.notes,
+        notes=(*past.notes, NOT_LEARNED.format(model.missing_package)) if model.missing_package else past.notes,
     )

@@ -1,4 +1,4 @@
-"""The search space of a tiled product on a core, and what is left out of it before anything is measured."""
+"""The search space of a tiled product on a core, and the schedules that are left out before measuring."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ BLOCK_ROWS: Final = (48, 192)
 BLOCK_DEPTHS: Final = (128, 256, 512)
 PACKINGS: Final = ("none", "b", "both")
 LARGEST: Final = 1 << 16
-"""Side of a product at most."""
+"""Largest size of a product in any dim."""
 PANEL_SHARE: Final = 0.5
 """Share of the last cache that a block of the right operand may fill."""
 SLACK: Final = 1.15
-"""A schedule is left out whose predicted time is more than this multiple of the best predicted one."""
+"""A schedule is left out if its predicted time is more than this multiple of the best predicted time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What a core does in a cycle."""
+    """Rates of a core."""
 
     fma_per_clock: float
-    """Multiply-adds of whole vectors that start."""
+    """Multiply-adds of whole vectors that start in a cycle."""
     fma_latency: float
     """Cycles until a sum can be used."""
     loads_per_clock: float
-    """Loads of whole vectors."""
+    """Loads of whole vectors in a cycle."""
     fill_bytes_per_clock: tuple[float, ...]
-    """From the second level into the first, and so on; the last from memory."""
+    """Bytes in a cycle from the second level into the first, and so on; the last from memory."""
     clock_Hz: float
     source: str
 
@@ -65,7 +65,7 @@ GENERIC: Final = Rates(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """A core that products are tuned for."""
+    """The core that products are tuned for."""
 
     processor: Processor
     rates: Rates
@@ -77,7 +77,7 @@ class Core:
 
 
 def core_of(processor: Processor) -> Core:
-    """A processor with what its core does in a cycle; generic rates where they are not known.
+    """A processor with the rates of its core; generic rates where they are not known.
 
     >>> from steptime_lab.hierarchy.caches import processor
     >>> core_of(processor("zen4")).lanes
@@ -88,12 +88,12 @@ def core_of(processor: Processor) -> Core:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Schedule:
-    """How a product is tiled; the knobs of the search space."""
+    """Tiling of a product: one point of the search space."""
 
     rows: int
     """Rows of a register tile."""
     vectors: int
-    """Vectors of a row of it."""
+    """Vectors in a row of a register tile."""
     block_rows: int
     """Rows of the left operand that stay in the second level."""
     block_depth: int
@@ -141,10 +141,10 @@ def space() -> tuple[Schedule, ...]:
 
 
 def check_shape(shape: tuple[int, int, int]) -> None:
-    """Refuses sizes that no product has or that this machine's memory does not hold.
+    """Refuse sizes outside 1 to `LARGEST`.
 
     Raises:
-        UserError: it is one of these.
+        UserError: a size is outside.
 
     >>> check_shape((0, 1, 1))
     Traceback (most recent call last):
@@ -156,9 +156,10 @@ def check_shape(shape: tuple[int, int, int]) -> None:
 
 
 def static_reasons(shape: tuple[int, int, int], core: Core, schedules: Sequence[Schedule]) -> list[str | None]:
-    """Why each schedule is left out without any prediction; None where it is not.
+    """Reason to leave each schedule out without a prediction; None where there is none.
 
-    ``registers``: its sums do not fit. ``same``: blocks end where the product does: a smaller one is the same.
+    ``registers``: its sums do not fit. ``same``: its blocks are cut off at the end of the product, so that it equals an
+    earlier schedule.
     """
     m, _, k = shape
     seen: set[tuple[int, int, int, int, str]] = set()
