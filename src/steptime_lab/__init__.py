@@ -1,1 +1,1 @@
-"""Laboratory: what was measured, what is fitted to it, and how far predictions are from it."""
+"""Laboratory: measurements, the models fitted to them, and the errors of predictions."""

@@ -1,4 +1,4 @@
-"""Commands of the laboratory, which the command line takes in by an entry point of this package."""
+"""Commands of the laboratory, which the command line finds by an entry point of this package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from steptime.cli.parser import Entry
 
-#: Command -> its module, which is imported when the command runs, and a summary.
+#: Command -> its module, imported when the command runs, and a summary.
 _LAB: Final = {
     "rules": ("steptime_lab.rules.cli", "Substitutions of tensor terms with their proofs."),
     "planners": ("steptime_lab.cli.planners", "Other searches and recipes next to the planner."),
@@ -34,4 +34,4 @@ COMMANDS: Final[Mapping[str, Mapping[str, Entry]]] = {
     "steptime": {name: Entry(*row, "") for name, row in _LAB.items()},
     "steptime calibrate": {name: Entry(*row) for name, row in _CALIBRATE.items()},
 }
-"""Name of a group -> its commands; those of ``steptime`` itself are spelled without ``lab``, and help hides them."""
+"""Name of a group -> its commands. Commands of the lab also work without ``lab``; help does not list that spelling."""

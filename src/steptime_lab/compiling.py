@@ -1,4 +1,4 @@
-"""What compiling a module would gain: fused chains, fewer launches, CUDA graphs by piece; and what Inductor does."""
+"""Predicted gain of compiling a module (fused chains, fewer launches, CUDA graphs), and the kernels Inductor makes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from steptime.rewrite.pricing import Prices, timer_for
 from steptime.rewrite.trace import trace
 
 LIBRARY: Final = ("product", "convolution", "attention", "recurrent")
-"""Families of operators that Inductor calls from a library."""
+"""Families of operators for which Inductor calls a library."""
 CALL_S: Final = 20e-6
 """Time of the host to call one compiled piece; assumed."""
 GUARD_S: Final = 20e-9
 """Time of the host to check one guard; measured on an EPYC with PyTorch 2.13, 1,059 and 3,266 guards of two models."""
 COMPILED: Final = ("element-wise chain", "identity", "stacked views", "common subexpression", "constant folding")
-"""Passes that a compiler does whatever the device."""
+"""Passes that a compiler does on every device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,36 +34,36 @@ class Piece:
 
     operators: int
     reason: str
-    """Why it ends; empty for the last one."""
+    """Reason for the break after it; empty for the last piece."""
     line: str
     guards: int = 0
-    """Conditions that PyTorch checks before each call: types, shapes and versions of what was traced."""
+    """Conditions that PyTorch checks before each call: types, shapes and versions of traced values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inductor:
-    """What PyTorch's compiler made of the module on this machine."""
+    """Kernels of a module compiled by PyTorch on this machine."""
 
     generated_kernels: int
     library_kernels: int
     layout_kernels: int
-    """Generated kernels that only bring an image or a weight into the layout of the CPU's convolutions."""
+    """Generated kernels that only convert an image or a weight to the layout of the CPU's convolutions."""
     nodes_before_fusion: int
     compile_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What compiling gains."""
+    """Predicted metrics of a module in eager mode and compiled."""
 
     name: str
     device: str
     eager: Mapping[str, float]
     fused: Mapping[str, float]
     graphed: Mapping[str, float] | None
-    """With one CUDA graph for each piece; None where the device has none."""
+    """Metrics with one CUDA graph for each piece; None where the device has no CUDA graphs."""
     kernels: int
-    """Kernels that a compiler is predicted to generate, without those of libraries."""
+    """Predicted number of generated kernels, without library calls."""
     library: int
     pieces: tuple[Piece, ...] = ()
     inductor: Inductor | None = None
@@ -74,10 +74,10 @@ class Compiled:
 
 
 def generated(flow: Flow) -> tuple[int, int]:
-    """Kernels that a fusing compiler would generate, and calls of libraries.
+    """Predicted number of kernels that a fusing compiler generates, and of library calls.
 
     Element-wise operators, reductions, norms, look-ups and copies that read each other over the same elements are one
-    kernel; products, convolutions and attention are calls of a library.
+    kernel; products, convolutions and attention are library calls.
     """
 
     wholes = _wholes(flow)
@@ -92,10 +92,10 @@ def generated(flow: Flow) -> tuple[int, int]:
 
 
 def _wholes(flow: Flow) -> dict[Node, int]:
-    """Elements that the loop of each operator runs over that a compiler generates.
+    """Size of the generated loop of each operator, in elements.
 
-    What a reduction gives is worked on in the loop of the reduction; what is only put into a concatenation, right
-    behind a library, is computed where it is put; numbers that are counted up are computed where they are read.
+    Maps of a reduction's result run in the loop of the reduction. A map that only feeds a concatenation, and reads no
+    generated operator, runs in the loop of the concatenation. `arange` is computed where it is read.
     """
     wholes: dict[Node, int] = {}
     for node in flow.order:
@@ -125,13 +125,13 @@ def _behind_views(value: Value) -> Value:
 
 
 def compiled(flow: Flow, device: Device, *, pieces: Sequence[Piece] = (), inductor: Inductor | None = None) -> Compiled:
-    """What a compiler with and without CUDA graphs would gain.
+    """Predicted metrics of a graph in eager mode, compiled, and compiled with CUDA graphs.
 
     Args:
         flow: the graph.
-        device: what it runs on.
-        pieces: graphs between breaks; each is checked and launched by itself.
-        inductor: what PyTorch's compiler made of it here.
+        device: device that it runs on.
+        pieces: graphs between breaks; each is checked and launched separately.
+        inductor: kernels of the module compiled on this machine.
     """
     found = apply_passes(flow, device, everything=True, passes=COMPILED)
     eager, fused = metrics(found.prices, found.before), dict(metrics(found.prices, found.after))
@@ -160,11 +160,11 @@ def compiled(flow: Flow, device: Device, *, pieces: Sequence[Piece] = (), induct
 
 
 def broken(module: Any, inputs: Any) -> tuple[Piece, ...]:
-    """Where the graph of a module breaks, by running it under PyTorch's tracer.
+    """Pieces of the graph of a module between its breaks, from a run under PyTorch's tracer.
 
     Args:
-        module: a module with memory.
-        inputs: its arguments.
+        module: a module with real weights.
+        inputs: arguments of its forward.
 
     Raises:
         UserError: the module cannot be traced.
@@ -239,7 +239,7 @@ def inductor_here(module: Any, inputs: Any) -> Inductor:
 _GENERATED: Final = re.compile(r"\s+(kernels\.)?cpp_fused_\w*\(")
 _LAYOUT: Final = re.compile(r"\s+(kernels\.)?cpp_fused_convolution_\d+\(")
 _LIBRARY: Final = re.compile(r"(extern_kernels\.\w+|= torch\.ops\.(aten|mkldnn|onednn)\.\w+[.\w]*)\(")
-"""Calls in the Python code that Inductor writes."""
+"""Library calls in the Python code that Inductor writes."""
 MOST_PATHS: Final = 64
 
 
@@ -255,7 +255,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branched:
-    """A module whose control flow depends on data: every way with its chance, and the time that is to be expected."""
+    """A module whose control flow depends on data: every way with its probability, and the expected time."""
 
     paths: tuple[Path, ...]
     step_time_s: float
@@ -266,7 +266,7 @@ class Branched:
 
 
 def branched(module: Any, inputs: Any, device: Device, probability: float, **options: Any) -> Branched:
-    r"""Follow every branch that depends on data, as a switch whose ways merge again.
+    r"""Expected time of a module over all ways through its branches that depend on data.
 
     $$T = \sum_w t_w \prod_{b \in w} p^{[b]} (1 - p)^{1 - [b]}$$
 
@@ -275,8 +275,8 @@ def branched(module: Any, inputs: Any, device: Device, probability: float, **opt
     Args:
         module: any module.
         inputs: arguments of its forward.
-        device: what it runs on.
-        probability: chance that a branch is taken.
+        device: device that it runs on.
+        probability: probability that a branch is taken.
         options: options of :func:`steptime.rewrite.trace.trace`.
 
     Raises:
@@ -309,10 +309,10 @@ def branched(module: Any, inputs: Any, device: Device, probability: float, **opt
 
 
 def times_by_length(lengths: Iterable[int], flows: Mapping[int, Flow], device: Device) -> dict[int, float]:
-    """Time of a step at each length: a curve through the lengths that were recorded.
+    """Time of a step at each length, from a polynomial through the recorded lengths.
 
-    Products grow with the length and attention with its square, so a parabola through three recordings is exact for
-    the work and near for the time; it is kept from falling.
+    Products grow with the length and attention with its square, so that a parabola through three recordings is exact
+    for the work and close for the time. Times are made not to decrease with the length.
     """
     import numpy as np
 

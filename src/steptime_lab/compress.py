@@ -1,6 +1,6 @@
-"""Compressed products on a device: bytes, times, what pays and what cannot.
+"""Compressed products on a device: bytes, times, and the schemes that pay.
 
-A scheme is a row of :data:`SCHEMES`: how a weight is stored, which units multiply it, what is done to activations.
+A scheme is a row of :data:`SCHEMES`: the format of the weight, the units that multiply it, the dtype of activations.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SPARSE_UNITS: Final = frozenset(
 Source: NVIDIA A100 and later architecture white papers; AMD CDNA3 white paper, 4:2 sparsity.
 """
 EIGHT_BITS_ALIKE: Final = frozenset({"hopper", "ada"})
-"""Architectures whose int8 rate is that of fp8, by their datasheets."""
+"""Architectures whose int8 rate equals the fp8 rate, by their datasheets."""
 GROUP: Final = 128
 RANK_SHARE: Final = 0.25
 SPARSE_SPEED: Final = 2.0
 WORTH: Final = 0.98
-"""Share of the time of the dense product that a scheme stays below where it pays."""
+"""A scheme pays if it takes less than this share of the time of the dense product."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Product:
 
     @property
     def flops(self) -> float:
-        """Of the dense product."""
+        """FLOPs of the dense product."""
         return float(matmul_flops(self.tokens, self.rows, self.columns, 1))
 
     def rate(self, dtype: str) -> float | None:
@@ -69,17 +69,17 @@ class Product:
 
     @property
     def wide(self) -> str:
-        """The 16-bit dtype of its units, fp32 where it has none."""
+        """The 16-bit dtype of the device's matrix units; fp32 where they have none."""
         return next((name for name in ("bf16", "fp16") if name in self.device.matrix_flops_per_s), "fp32")
 
     @property
     def wide_rate(self) -> float:
-        """Sustained rate of a dense product in 16 bits; of the vector units where there are no others."""
+        """Sustained rate of a dense product in 16 bits; the vector units' peak where no matrix rate is known."""
         return self.rate(self.wide) or self.device.peak_vector_flops_per_s
 
     @cached_property
     def dense_s(self) -> float:
-        """Time of the dense product, as a profile has it: the fitted curve of the device, else the roofline."""
+        """Time of the dense product by the fitted curve of the device, else by the roofline."""
         work = {"matrix_flops": self.flops, "vector_flops": 0.0, "moved_bytes": self._dense_bytes}
         call = KernelCall(operator="matmul", shape={"m": self.tokens, "n": self.rows, "k": self.columns})
         dtype = self.wide if self.wide in self.device.matrix_flops_per_s else "fp32"
@@ -94,7 +94,7 @@ class Product:
         return 2.0 * self.weights + self.activation_bytes
 
     def time_s(self, flops: float, rate: float, weight_bytes: float, activation_bytes: float, kernels: int) -> float:
-        """Time of a product that is one or more kernels: its roofline, times what the dense one takes over its own."""
+        """Time of a product of one or more kernels: its roofline, scaled by time over roofline of the dense product."""
         own_s = self._roofline_s(flops, rate, weight_bytes, activation_bytes, kernels)
         return (
             own_s
@@ -117,7 +117,7 @@ class Compressed:
     scheme: str
     weight_bytes: float
     ratio: float
-    """Bytes of the dense weight in 16 bits over these."""
+    """Bytes of the dense weight in 16 bits over `weight_bytes`."""
     time_s: float | None
     """None where the device lacks the units."""
     speedup: float | None
@@ -126,7 +126,7 @@ class Compressed:
 
 
 Timed: TypeAlias = tuple[float, float | None, str]
-"""Bytes of the weight, seconds, and what limits or helps."""
+"""Bytes of the weight, seconds (None without the units), and a remark on the limit."""
 
 
 def _dense(p: Product) -> Timed:
@@ -134,7 +134,7 @@ def _dense(p: Product) -> Timed:
 
 
 def _stored(p: Product, bits: float, scales: float, scale_bytes: float = 2.0) -> Timed:
-    """Narrow weights that are expanded on their way to 16-bit units."""
+    """Narrow weights that are expanded before 16-bit units multiply them."""
     weight = float(quantised_bytes(p.weights, bits, scales, scale_bytes))
     rate = p.wide_rate
     limit = c.memory_bound_tokens(weight / p.weights, rate, p.device.memory_Bps * p.device.memory_efficiency)
@@ -182,7 +182,7 @@ def _structured_int8(p: Product) -> Timed:
 
 
 def _unstructured(p: Product, density: float) -> Timed:
-    """Kept weights as bits and values: expanded to the dense product, or multiplied one by one on the vector units."""
+    """A bitmap and the kept weights: expanded for the matrix units, or multiplied on the vector units, if faster."""
     weight = float(c.bitmap_sparse_bytes(p.weights, density, 2))
     rate = p.wide_rate
     expanded_s = p.time_s(p.flops, rate, weight, p.activation_bytes, 1)
@@ -199,7 +199,7 @@ def _low_rank(p: Product) -> Timed:
     weight = 2.0 * float(c.low_rank_elements(p.rows, p.columns, rank))
     rate = p.wide_rate
     flops = float(c.low_rank_flops(p.tokens, p.rows, p.columns, rank))
-    moved = p.activation_bytes + 4.0 * p.tokens * rank  # the middle is written and read
+    moved = p.activation_bytes + 4.0 * p.tokens * rank  # the intermediate result is written and read
     return weight, p.time_s(flops, rate, weight, moved, 2), f"rank {rank:,}; any below {most:,.0f} has fewer weights"
 
 
@@ -257,16 +257,16 @@ def compressed(tokens: int, rows: int, columns: int, device: Device) -> tuple[Co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What narrow formats do to a step of training one product."""
+    """Times of a training step of one product with narrow formats."""
 
     aware_s: float
-    """Time that quantisation-aware training adds: rounding weights and activations, masks of what is clipped."""
+    """Time that quantisation-aware training adds: rounding of weights and activations, masks of clipped elements."""
     step_s: float
-    """Dense products of forward and backward."""
+    """Time of the dense products of forward and backward."""
     gradient_wide_s: float
-    """All-reduce of the gradient of the weight in 16 bits."""
+    """Time of the all-reduce of the weight's gradient in 16 bits."""
     gradient_narrow_s: float
-    """The same in 8 bits with a scale per group, quantised and expanded in passes."""
+    """Time of the all-reduce in 8 bits with a scale per group, with the passes that quantise and expand."""
     break_even_Bps: float
     """Bandwidth of links below which 8 bits pay."""
 

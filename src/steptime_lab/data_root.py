@@ -1,4 +1,4 @@
-"""Where the bulk measurements are: they are too large for the package and live in a folder of their own."""
+"""The folder of the bulk measurements, which are too large for the package."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _CHECKOUT: Final = Path(__file__).resolve().parents[2]
 def data_root() -> Path | None:
     """The folder of measurements, or None if there is none.
 
-    It is what the environment variable ``STEPTIME_DATA`` names; without it, the folder ``shared/data`` next to
-    the checkout that steptime runs from.
+    The environment variable ``STEPTIME_DATA`` names it; without it, it is the folder ``shared/data`` next to the
+    checkout that steptime runs from.
 
     Raises:
         UserError: ``STEPTIME_DATA`` names something that is not a folder.

@@ -1,4 +1,4 @@
-"""How far a layer and a training run scale before data movement or latency stops them."""
+"""Limits of scale of a layer and a training run, set by data movement and latency."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ if TYPE_CHECKING:
 
 THREE_MONTHS_S: Final = 91.3125 * 86400
 PRODUCTS: Final = 4
-"""Products of a block that follow one another, forward and backward."""
+"""Products of a block one after the other, forward and backward."""
 NETWORK_LATENCY_S: Final = 5e-6
 """Latency of a reduction; arXiv 2411.01137, the same on every level."""
 REFERENCE_FLOPS: Final = 1e25
-"""Compute of the run whose batch and depth the laws start from; below, the power of the compute that both grow with."""
+"""Compute of the reference run of the laws for batch and depth."""
 GROWTH: Final = 1 / 6
+"""Power of the compute with which batch and depth grow."""
 CHANGED: Final = ", changed"
+"""Suffix of the name of a device with changed figures."""
 HIDDEN_FACTOR: Final = 5
 """Hidden width over model width, attention included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearLayer:
-    """A linear layer and how it is split.
+    """A linear layer split over two tensor axes and a data axis.
 
     >>> LinearLayer(d_in=16384, d_out=81920, tp_in=8, tp_out=40, dp=32, width_bytes=2).parameters
     1342177280
@@ -66,7 +68,7 @@ class LinearLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitDevice:
-    """What a device can move and compute; all resources overlap.
+    """Rates at which a device computes and moves data; all resources overlap.
 
     >>> layer = LinearLayer(d_in=16384, d_out=81920, tp_in=8, tp_out=40, dp=32, width_bytes=2)
     >>> H100_SXM5.linear_layer_forward_backward_s(layer, 2048**2 / 128)
@@ -82,11 +84,11 @@ class LimitDevice:
     """Dense peak at 8 bits; 16 bits run at half of it."""
     memory_Bps: float
     network_Bps: float
-    """Both directions together."""
+    """Bandwidth of the links, both directions together."""
     utilization: float
-    """Share of peak and memory bandwidth that throttling leaves."""
+    """Share of peak and memory bandwidth that is sustained under throttling."""
     kernel_latency_s: float = 4.5e-6
-    """Latency of a kernel; the default is what the authors observed."""
+    """Latency of a kernel; the default is the authors' observation."""
 
     @property
     def layer_latency_s(self) -> float:
@@ -107,12 +109,12 @@ class LimitDevice:
         }
 
     def binding(self, layer: LinearLayer, tokens: float) -> str:
-        """The slowest resource: `flop`, `memory` or `network`; the first of equals."""
+        """The slowest resource: `flop`, `memory` or `network`; the first among equal ones."""
         seconds = self.resources_s(layer, tokens)
         return max(seconds, key=lambda name: float(seconds[name]))
 
     def linear_layer_forward_backward_s(self, layer: LinearLayer, tokens: Num) -> Num:
-        """`steptime_lab.cost.limits.linear_layer_forward_backward_s` of this device."""
+        """Seconds of a micro-batch by `steptime_lab.cost.limits.linear_layer_forward_backward_s`."""
         return formulas.linear_layer_forward_backward_s(
             layer.d_in,
             layer.d_out,
@@ -128,7 +130,7 @@ class LimitDevice:
         )
 
     def linear_layer_end_of_batch_s(self, layer: LinearLayer) -> Num:
-        """`steptime_lab.cost.limits.linear_layer_end_of_batch_s` of this device."""
+        """Seconds of the gradient all-reduce by `steptime_lab.cost.limits.linear_layer_end_of_batch_s`."""
         return formulas.linear_layer_end_of_batch_s(
             layer.d_in,
             layer.d_out,
@@ -150,7 +152,7 @@ H100_SXM5 = LimitDevice(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """A training run whose length is bounded, and the laws that tie batch and depth to its compute.
+    """A training run of bounded duration, whose batch and depth grow with its compute.
 
     >>> run = TrainingRun(duration_s=7.889e6, layer_latency_s=38e-6, reference_batch_tokens=2048**2,
     ...     reference_layers=120, tokens_per_parameter=20)
@@ -168,7 +170,7 @@ class TrainingRun:
 
     @property
     def wall_flops(self) -> float:
-        """`steptime_lab.cost.limits.latency_wall_flops` of this run."""
+        """FLOPs of the largest run, by `steptime_lab.cost.limits.latency_wall_flops`."""
         wall = formulas.latency_wall_flops(
             self.duration_s,
             self.layer_latency_s,
@@ -204,7 +206,7 @@ class TrainingRun:
         return float(formulas.block_width(self.wall_parameters, self.wall_layers, HIDDEN_FACTOR))
 
     def least_duration_s(self, compute_flops: float) -> float:
-        """Least duration of a run of so many FLOPs: its steps and blocks one after the other.
+        """Least duration of a run of `compute_flops`: its steps and blocks one after the other.
 
         >>> run = TrainingRun(duration_s=7.889e6, layer_latency_s=38e-6, reference_batch_tokens=2048**2,
         ...     reference_layers=120, tokens_per_parameter=20)
@@ -223,11 +225,11 @@ class TrainingRun:
 def limit_device(name: str) -> LimitDevice:
     """A device of the catalogue with the innermost links of its common node.
 
-    The 8-bit peak of a device that has no 8-bit rate is twice that of 16 bits; the share that throttling leaves is its
+    The 8-bit peak of a device without an 8-bit rate is twice its 16-bit peak; the utilisation is its
     ``matrix_efficiency``.
 
     Raises:
-        UserError: there is no such device or cluster, or it has neither an 8-bit nor a 16-bit rate.
+        UserError: the device or cluster is unknown, or has neither an 8-bit nor a 16-bit rate.
 
     >>> limit_device("h100-sxm").flops_per_s_8bit, limit_device("a100-sxm-80gb").network_Bps
     (1978900000000000.0, 600000000000.0)
@@ -251,7 +253,7 @@ def limit_device(name: str) -> LimitDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulDevice:
-    """A chip with three levels of memory, as `steptime.cost.matmul` sees it (16-bit words).
+    """A chip with three levels of memory, for `steptime.cost.matmul` (16-bit words).
 
     >>> device = load_matmul_devices()["a100-sxm"]
     >>> round(device.matmul_s(8192, 8192, 8192) * 1e6, 3)
@@ -272,7 +274,7 @@ class MatmulDevice:
     memory_bytes: float
     distributed_shared_memory: bool
     network_Bps: tuple[float, ...]
-    """Per network level, both directions together."""
+    """Bandwidth of each network level, both directions together."""
     network_latency_s: tuple[float, ...]
     kernel_latency_s: float
 
@@ -338,11 +340,11 @@ class Limits:
     device: LimitDevice
     run: TrainingRun
     curves: tuple[Curve, ...] = ()
-    """Utilisation against compute under each rule of overlap that was asked for."""
+    """Utilisation against compute under each requested rule of overlap."""
 
     @property
     def resources_s(self) -> Mapping[str, float]:
-        """Seconds of each resource for forward and backward of a micro-batch: ``flop``, ``memory``, ``network``."""
+        """Seconds of ``flop``, ``memory`` and ``network`` for forward and backward of a micro-batch."""
         return {name: float(value) for name, value in self.device.resources_s(self.layer, self.tokens).items()}
 
     @property
@@ -412,7 +414,7 @@ def limits(
     fast_domain: int | None = None,
     latency_factor: float = 1.0,
 ) -> Limits:
-    """How far a layer and a training run scale before data movement or latency stops them.
+    """Limits of scale of a layer and a training run, set by data movement and latency.
 
     Args:
         d_in: width of the layer's input.
@@ -423,19 +425,19 @@ def limits(
         dp: data ranks.
         width_bytes: bytes per word.
         device: catalogue name of a device or cluster, or TOML file of a cluster; None: the H100 SXM5 of arXiv
-            2411.01137. What follows takes the place of single figures of it.
+            2411.01137. The next four arguments replace single figures of it.
         flops_8bit_per_s: dense 8-bit peak.
         memory_Bps: bandwidth of device memory.
         network_Bps: bandwidth of a device's links, both directions together.
-        utilization: share of peak and memory bandwidth that throttling leaves.
+        utilization: share of peak and memory bandwidth that is sustained under throttling.
         duration_s: longest training run.
         layer_latency_s: least time of one block; None: four kernels of the device with a reduction each.
         batch_tokens: tokens per step of a run of 1e25 FLOP.
         layers: blocks of a run of 1e25 FLOP.
         tokens_per_parameter: training tokens per parameter.
-        overlap: rules of overlap (:data:`steptime_lab.scale.OVERLAPS`) under which utilisation is computed against the
-            compute of a run; none: it is not. What follows is of that alone. Without a device it is the H100 of the
-            authors' table.
+        overlap: rules of overlap (:data:`steptime_lab.scale.OVERLAPS`) for curves of utilisation against the compute of
+            a run; empty: no curves. The remaining arguments are for the curves only. Their default device is the H100
+            of the authors' table.
         batch_growth: power of the compute with which tokens per step grow.
         fast_domain: devices on the fast links; None: the device's.
         latency_factor: all latencies are multiplied by it.
@@ -478,7 +480,7 @@ def limits(
 def _changed(
     device: LimitDevice, flops: float | None, memory: float | None, network: float | None, utilization: float | None
 ) -> LimitDevice:
-    """The device with the figures that are given."""
+    """The device with the given figures replaced."""
     given = {
         "flops_per_s_8bit": ("flops_8bit_per_s", flops, 1e6, 1e24, "FLOP per second"),
         "memory_Bps": ("memory_Bps", memory, 1e3, 1e21, "bytes per second"),
@@ -505,13 +507,13 @@ class Figure:
     unit: str
     """``s`` or ``FLOP``."""
     stated: float
-    """As its authors round it."""
+    """The published value, as rounded by its authors."""
     computed: float
     source: str
 
     @property
     def error(self) -> float:
-        """Computed over stated, less 1."""
+        """Computed over published value, less 1."""
         return self.computed / self.stated - 1
 
 
@@ -539,7 +541,7 @@ def notebook_run(duration_s: float, layer_latency_s: float) -> TrainingRun:
 
 
 def figures() -> list[Figure]:
-    """Every figure that is stated in words or printed by the authors' code."""
+    """Every figure that the authors publish in words or their code prints."""
     layer = LinearLayer(d_in=16384, d_out=81920, tp_in=8, tp_out=40, dp=32, width_bytes=2)
     each_s = 1e7 / (notebook_run(1e7, 1.0).least_duration_s(4e26) * PRODUCTS)
     inside_s = formulas.layer_latency_s(PASSES, 4.5e-6, 9.2e-6)

@@ -1,4 +1,4 @@
-"""Utilisation of a training run against its compute: the best plan of each size, under a rule of what overlaps."""
+"""Utilisation of a training run against its compute: the best plan of each size under a rule of overlap."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from steptime_lab.limits import (
 WORD_BYTES: Final = 2
 """Weights, gradients and activations of 16 bits."""
 DEVICE: Final = "h100-sxm"
-"""The authors' device where none is given."""
+"""Default device, from the authors' table."""
 SPAN: Final = 9
-"""Powers of two of devices that are tried beyond what the peak needs: the last would run at 0.2 % of it."""
+"""Powers of two of devices that are tried, from the fewest that can end in time; the last would run at 0.2 % of
+the peak."""
 CLIFF: Final = 0.8
-"""Share of the most utilisation that the cliff is defined by."""
+"""The cliff is the compute up to which the utilisation is at least this share of the highest one."""
 PER_DECADE: Final = 4
 """Runs in a decade of compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDevice:
-    """A device on two levels of links, as far as the limits see it."""
+    """A device on two levels of links."""
 
     name: str
     peak_flops_per_s: float
@@ -47,13 +48,13 @@ class ScaleDevice:
     """Share of the peak that long products sustain."""
     memory_Bps: float
     network_Bps: tuple[float, float]
-    """Of fast and of slow links, both directions together."""
+    """Bandwidth of the fast and of the slow links, both directions together."""
     fast_domain: int
     """Devices on the fast links."""
     kernel_latency_s: float
     network_latency_s: tuple[float, float]
     passes: float = 3.0
-    """How often the data of a reduction passes a device (`steptime_lab.cost.limits.hierarchical_all_reduce_words`)."""
+    """Times that the data of a reduction passes a device (`steptime_lab.cost.limits.hierarchical_all_reduce_words`)."""
 
 
 def known_device(name: str) -> ScaleDevice:
@@ -79,7 +80,7 @@ def scale_device(name: str) -> ScaleDevice:
     """A device of the catalogue with the innermost and the outermost links of its cluster.
 
     Raises:
-        UserError: there is no device or cluster of the name, or it has no 16-bit rate.
+        UserError: the device or cluster is unknown, or has no 16-bit rate.
 
     >>> scale_device("gb200-nvl72").fast_domain
     72
@@ -104,13 +105,13 @@ def scale_device(name: str) -> ScaleDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laws:
-    """How a run of some compute looks, and how long it may take."""
+    """Batch and depth of a run of some compute, and its longest duration."""
 
     duration_s: float = THREE_MONTHS_S
     batch_tokens: float = 2048**2
     """Tokens of a step of a run of 1e25 FLOP."""
     batch_growth: float = GROWTH
-    """Power of the compute with which they grow."""
+    """Power of the compute with which the tokens of a step grow."""
     layers: float = 120
     """Blocks of a run of 1e25 FLOP."""
     layer_growth: float = GROWTH
@@ -120,7 +121,7 @@ class Laws:
 Parts = Sequence[Num]
 """Seconds of compute, memory, fast links, slow links, latency."""
 Rule = Callable[[Parts, Parts, Num], Num]
-"""Seconds of a phase: from the parts of one micro-batch of a layer, those of the reduction of its gradients, and the
+"""Seconds of a phase from the parts of one micro-batch of a layer, the parts of the reduction of its gradients, and the
 number of micro-batches."""
 
 
@@ -139,15 +140,15 @@ def _bandwidth(step: Parts, end: Parts, micro_batches: Num) -> Num:
 
 def _nothing(step: Parts, end: Parts, micro_batches: Num) -> Num:
     alone = _most(step[:2]) + step[2] + step[3] + step[4]
-    # Links that carry activations and gradients are shared here too: what more overlap needs is needed as well.
+    # Activations and gradients share the links here too: no phase is shorter than with more overlap.
     shared = _bandwidth(step, end, micro_batches)
     return _most([micro_batches * alone, end[2] + end[3] + end[4], shared])
 
 
 OVERLAPS: Final[Mapping[str, Rule]] = {"all": _all, "bandwidth": _bandwidth, "none": _nothing}
 """Rule of overlap -> time of a phase. ``all``: transfers and latencies overlap with compute and each other;
-``bandwidth``: transfers do, latencies of products and activations add; ``none``: both add. Gradients of a layer are
-reduced while other layers compute under each."""
+``bandwidth``: transfers overlap, latencies of products and activations add; ``none``: both add. Under each rule the
+gradients of a layer are reduced while other layers compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +171,8 @@ class Curve:
     runs: tuple[Run, ...]
 
     def reaches(self, share: float) -> float | None:
-        """Compute of the largest run that reaches a share of the most utilisation (FLOP); between two runs of the
-        curve it is interpolated on logarithmic compute; None: no run is feasible."""
+        """FLOPs of the largest run that reaches a share of the highest utilisation, interpolated between runs on
+        logarithmic compute; None: no run is feasible."""
         most = max((run.utilization for run in self.runs), default=0.0)
         kept = [i for i, run in enumerate(self.runs) if run.utilization >= share * most > 0]
         if not kept:
@@ -185,7 +186,7 @@ class Curve:
 
     @property
     def last_flops(self) -> float | None:
-        """Compute of the largest run that any plan ends in time."""
+        """FLOPs of the largest run that some plan ends in time."""
         return max((run.compute_flops for run in self.runs if run.utilization > 0), default=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -206,10 +207,10 @@ def curve(device: ScaleDevice, laws: Laws, overlap: str, compute_flops: Sequence
     """Utilisation of the best plan of each run.
 
     Args:
-        device: what it runs on.
-        laws: how runs look.
+        device: device that the runs use.
+        laws: batch, depth and duration of runs.
         overlap: a name of :data:`OVERLAPS`.
-        compute_flops: runs; None: from 1e25 FLOP to where nothing ends in time.
+        compute_flops: FLOPs of each run; None: from 1e25 up to the first run that no plan ends in time.
     """
     if compute_flops is not None:
         return Curve(overlap=overlap, runs=tuple(best_run(device, laws, overlap, flops) for flops in compute_flops))
@@ -227,7 +228,7 @@ def _decades() -> Iterator[float]:
 
 
 def best_run(device: ScaleDevice, laws: Laws, overlap: str, compute_flops: float) -> Run:
-    """The plan of most utilisation that ends in time, of all powers of two of every degree.
+    """The plan with the highest utilisation that ends in time, over all powers of two of every degree.
 
     >>> run = best_run(known_device("h100-sxm"), Laws(), "all", 1e25)
     >>> run.devices, run.degrees["dp"], round(run.utilization, 3)
@@ -258,7 +259,7 @@ def _grown(compute_flops: float, reference: float, growth: float) -> float:
 
 
 def _grid(least: int, layers: float, batch: float) -> dict[str, Array]:
-    """Powers of two: of devices from ``least`` on, all ways to make them a product; a token at least per replica."""
+    """All factorisations of 2^least and more devices into powers of two, with at least a token per replica."""
     deepest, most = floor(log2(layers)), floor(log2(batch))
     places = np.meshgrid(
         np.arange(least, least + SPAN),
@@ -280,10 +281,10 @@ def _grid(least: int, layers: float, batch: float) -> dict[str, Array]:
 def batch_s(
     device: ScaleDevice, overlap: str, grid: Mapping[str, Array], batch: float, layers: float, width: float
 ) -> Array:
-    """Seconds of a step under each plan: every block is two linear layers, which mirror each other.
+    """Seconds of a step under each plan; every block is two linear layers, which mirror each other.
 
-    The ranks of ``tp_hidden`` fill a fast domain first, then those of ``tp_residual``, then those of ``dp``. A product
-    and the reduction behind it cannot start before what they need: their latency is that of a kernel and of the
+    The ranks of ``tp_hidden`` fill a fast domain first, then the ranks of ``tp_residual``, then the ranks of ``dp``. A
+    product and the reduction after it wait for their inputs: their latency is that of a kernel plus that of the
     outermost links that the reduction crosses.
     """
     hidden, residual, dp, micro = (grid[name] for name in ("tp_hidden", "tp_residual", "dp", "micro_batches"))
@@ -318,13 +319,13 @@ def batch_s(
 
 
 def _crossed_s(device: ScaleDevice, ranks: Array, inside: Array) -> Array:
-    """Latency of a reduction: that of the outermost links that it crosses."""
+    """Latency of a reduction, set by the outermost links that it crosses."""
     fast, slow = device.network_latency_s
     return np.where(ranks > inside, slow, np.where(inside > 1, fast, 0.0))
 
 
 def changed(device: ScaleDevice, *, fast_domain: int | None = None, latency_factor: float = 1.0) -> ScaleDevice:
-    """The device with another fast domain, or with all latencies multiplied."""
+    """The device with another fast domain, and with all latencies multiplied by a factor."""
     fast, slow = device.network_latency_s
     return replace(
         device,
@@ -341,12 +342,12 @@ def curves_of(
     overlap: Sequence[str],
     knobs: tuple[float, int | None, float],
 ) -> tuple[Curve, ...]:
-    """A curve for each rule of overlap, on a device with the figures that were changed.
+    """A curve for each rule of overlap.
 
     Args:
         name: device of the catalogue; None: the authors' H100.
-        figures: what the layer runs on; its figures count where they were changed.
-        run: how runs look.
+        figures: device of the layer; where its figures were changed, they replace those of the catalogue.
+        run: laws and duration of the runs.
         overlap: names of :data:`OVERLAPS`.
         knobs: power of the compute with which the batch grows, devices of a fast domain, factor on latencies.
 

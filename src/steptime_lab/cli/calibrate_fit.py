@@ -35,7 +35,7 @@ class Job:
 
     device: str
     rows: Array
-    """Places in the table of what it is fitted to."""
+    """Indices of the table's rows that the curve is fitted to."""
     fit: Callable[[], Curve]
 
 
@@ -56,7 +56,7 @@ def command(
     if kernels is None and collectives is None:
         raise UserError("nothing to fit", hint="give --kernels FILE, --collectives FILE, or both")
     require("scipy", "fitting")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small: threads only cost
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small: threads only slow them down
     family = _family(only)
     tables = _tables(kernels, collectives)
     prepare_folder(out)
@@ -105,21 +105,21 @@ def _tables(kernels: Path | None, collectives: Path | None) -> tuple[Table | Non
 
 
 def _of_the_user(table: Table) -> Table:
-    """The table; where all its sources are unknown, with operators and dtypes under their own names."""
+    """The table; where all its sources are unknown, its operators and dtypes get their usual names."""
     from steptime_lab.scoring.kernels import usual_names
 
     return table if _known_sources(table) else usual_names(table)
 
 
 def _known_sources(table: Table) -> bool:
-    """Whether a source of the table is one that families tell apart."""
+    """Whether any source of the table is known to the families."""
     from steptime_lab.scoring.kernels import KNOWN_SOURCE
 
     return any(KNOWN_SOURCE.match(name) for name in set(table.text("source")))
 
 
 def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, list[Curve]], fitted: Fitted) -> None:
-    """Cells with enough shapes first; those with few lean on the curves of the other devices."""
+    """Fit cells with enough shapes first; cells with few shapes then borrow from the curves of other devices."""
     from steptime.cli.output import Progress
     from steptime.hardware.profiles import saved_curves
     from steptime_lab.calibrate.gemm import gemm_curve
@@ -143,7 +143,7 @@ def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, l
 
 
 def _cells(table: Table) -> list[Cell]:
-    """Cells of all families, with the sources that the table names."""
+    """Cells of all families; a table of unknown sources keeps their names."""
     from steptime_lab.calibrate.kernel_families import all_cells
 
     sources = table.text("source")
@@ -154,7 +154,7 @@ def _cells(table: Table) -> list[Cell]:
 
 
 def _as_read(table: Table) -> Table:
-    """The table as families see it: one of sources that are all unknown is read like one of a plain framework."""
+    """The table as the families read it; a table of unknown sources is read like one of a plain framework."""
     from steptime_lab.scoring.kernels import standing_in
 
     return table if _known_sources(table) else standing_in(table, "neusight")
@@ -169,7 +169,7 @@ def _leaning(cell: Cell, known: Curve) -> Curve:
 
 
 def _truths(table: Table, only: str | None) -> list[Truth]:
-    """Matrix products to fit: of the sources that are trusted; in a table that has none of them, of all."""
+    """Matrix products to fit: from trusted sources, or from all where the table has no trusted source."""
     from steptime_lab.calibrate.gemm import FAMILY, SOURCES, preferred, truths
 
     if only not in (None, FAMILY.name):
@@ -186,7 +186,7 @@ def _truths(table: Table, only: str | None) -> list[Truth]:
 def _run(
     jobs: Sequence[Job], out: Path, written: dict[str, list[Curve]], fitted: Fitted, step: Callable[[int], None]
 ) -> None:
-    """Fits device by device and writes the profile of each when its last curve is fitted."""
+    """Fit device by device, and write the profile of each device after its last curve."""
     from steptime.hardware.profiles import save_curves
 
     ordered = sorted(jobs, key=lambda job: job.device)
@@ -207,7 +207,7 @@ def _run(
 
 
 def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
-    """Fits machine by machine and writes the profile of each; what cannot be fitted is said."""
+    """Fit machine by machine, write the profile of each, and print the machines that cannot be fitted."""
     from steptime.cli.output import Progress
     from steptime.hardware.profiles import save_fabric_profile
     from steptime.report.text import printable
@@ -235,7 +235,6 @@ def _left_out(
     tables: tuple[Table | None, Table | None], only: str | None, fitted: Fitted, fabrics: list[FabricProfile]
 ) -> dict[str, dict[str, int]]:
     """Rows of both tables that nothing was fitted to, by reason."""
-
     from steptime_lab.scoring.left_out import collectives_left_out, kernels_left_out
 
     kernels, collectives = tables

@@ -10,7 +10,7 @@ from steptime.cli import options as o
 from steptime.cli.parser import flag, positional
 from steptime.errors import FieldError, UserError
 
-#: What the file of the package says it comes from.
+#: Source in the file of the package.
 OWN_SOURCE: Final = "step times of published training runs; see docs/scoreboard.md"
 
 

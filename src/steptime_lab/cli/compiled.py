@@ -1,4 +1,4 @@
-"""``steptime rewrite --compile``, ``--lengths`` and ``--branch``: what compiling gains, buckets of shapes, branches."""
+"""``steptime rewrite --compile``, ``--lengths`` and ``--branch``: gain of compiling, buckets of lengths, branches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steptime.rewrite.buckets import Buckets, best_buckets, cost_of, parse_lengt
 from steptime_lab.compiling import Branched, Compiled, branched, broken, compiled, inductor_here, times_by_length
 
 STEPS: Final = 10_000
-"""Steps over which compilations are spread."""
+"""Number of steps that share the time of compilations."""
 
 
 def run(
@@ -25,7 +25,7 @@ def run(
     here: bool,
     json: bool,
 ) -> None:
-    """What was asked for, to standard output.
+    """Print the results of the given options.
 
     Raises:
         UserError: the model is an ONNX file, or cannot be captured.
@@ -61,7 +61,7 @@ def run(
 
 
 def _text(lengths: str) -> str:
-    """The lengths themselves, or those of a file."""
+    """The lengths as given, or read from a file."""
     if "=" in lengths or lengths.replace(",", "").isdigit():
         return lengths
     from steptime.store.files import read_text
@@ -72,7 +72,7 @@ def _text(lengths: str) -> str:
 def _buckets(
     model: str, device: Any, given: Mapping[str, Any], shares: Mapping[int, float], most: int, compile_s: float
 ) -> dict[str, Buckets]:
-    """Powers of two, and the best buckets of each number."""
+    """Buckets at powers of two, the best buckets of each number up to `most`, and every length by itself."""
     from steptime.rewrite.rewriting import target_of
     from steptime.rewrite.trace import trace
 

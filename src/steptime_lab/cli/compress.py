@@ -1,4 +1,4 @@
-"""``steptime compress``: what narrow, sparse and low-rank weights do to a product on a device."""
+"""``steptime compress``: bytes and time of a product with narrow, sparse and low-rank weights on a device."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _run(job: dict[str, Any], given: dict[str, Any], quantities: dict[str, str],
 
 
 def _failure(text: str) -> tuple[str, float]:
-    """What fails and when, of ``worker@60s``.
+    """The failing part and its time from text such as ``worker@60s``.
 
     >>> _failure("worker@2min")
     ('worker', 120.0)

@@ -1,4 +1,4 @@
-"""``steptime limits``: how far a layer and a training run scale before data movement stops them."""
+"""``steptime limits``: limits of scale of a layer and a training run, set by data movement and latency."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def command(
 
 
 def _rules(given: Mapping[str, Any], *, curve: bool) -> Sequence[str]:
-    """Rules of overlap of the curve: those that were given, else all; none without a curve."""
+    """Rules of overlap of the curve: the given ones, else all; none without a curve."""
     from steptime.errors import UserError
     from steptime_lab.scale import OVERLAPS
 
@@ -131,7 +131,7 @@ def _rules(given: Mapping[str, Any], *, curve: bool) -> Sequence[str]:
 
 
 def _limits(given: Mapping[str, Any]) -> Limits:
-    """The limits; what is wrong is told by the name of its option."""
+    """The limits; errors name the option in place of the parameter."""
     from steptime.errors import FieldError
     from steptime_lab.limits import limits
 
@@ -194,7 +194,7 @@ def print_limits(result: Limits) -> None:
 
 
 def _print_curves(curves: Sequence[Curve]) -> None:
-    """Utilisation of the best plan by compute, and where it falls, a column for each rule of overlap."""
+    """Print utilisation of the best plan by compute, with a column for each rule of overlap."""
     out = t.console()
     t.heading(out, "Utilisation of the peak by the best plan, by what overlaps")
     table = t.grid(("training compute", *(each.overlap for each in curves)))

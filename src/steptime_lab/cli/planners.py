@@ -1,4 +1,4 @@
-"""``steptime planners``: the planner next to other searches and manual recipes, quality over CPU time."""
+"""``steptime planners``: the planner compared with other searches and manual recipes, quality over CPU time."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def print_comparison(found: Comparison, plot: Path | None = None) -> None:
 
 
 def write_plot(found: Comparison, path: Path) -> None:
-    """Time of the best so far over CPU seconds, on logarithmic axes, and the bound.
+    """Plot the best step time so far over CPU seconds on logarithmic axes, with the bound.
 
     Raises:
         UserError: matplotlib is not installed, or does not write this kind of file.

@@ -1,4 +1,4 @@
-"""``steptime predict``: the group of commands that measure graphs, fit learned corrections and score predictors."""
+"""``steptime predict``: commands that measure graphs, fit learned corrections and score predictors."""
 
 from __future__ import annotations
 

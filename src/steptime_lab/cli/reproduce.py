@@ -1,4 +1,4 @@
-"""``steptime reproduce``: published figures against what is computed here, and what each corrected defect changes."""
+"""``steptime reproduce``: published against computed figures, and the changes by each corrected defect."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 EXIT_DIFFERS: Final = 1
 #: Relative error above which a figure counts as different.
 TOLERANCE: Final = 1e-9
-
-
 MISMATCHES = 5
-"""Mismatches of a check that are printed."""
+"""Most mismatches of a check that are printed."""
 
 
 class Study(StrEnum):
-    """What is reproduced."""
+    """Figures to reproduce."""
 
     CORRECTIONS = "corrections"
     LIMITS = "limits"
@@ -43,8 +41,8 @@ def command(
 ) -> int:
     """Reproduce the performance model of arXiv 2410.00273, or list what its corrected defects change.
 
-    ``published`` needs the figures of the paper's code; exits with 1 when one differs. ``limits`` puts the figures of
-    arXiv 2411.01137 beside those of the formulas.
+    ``published`` needs the figures of the paper's code; exits with 1 when one differs. ``limits`` compares the figures
+    of arXiv 2411.01137 with the formulas.
     """
     if what is Study.PUBLISHED:
         return _published(json)
@@ -90,7 +88,7 @@ def table_rows(changes: Sequence[Change]) -> list[list[str]]:
 
 
 def ratio_text(ratio: Ratio | None) -> str:
-    """Least, median and greatest ratio, and at how many points it is not one."""
+    """Least, median and greatest ratio, and the number of points where it is not 1."""
     if ratio is None:
         return "same"
     return f"{percent(ratio.least)} / {percent(ratio.median)} / {percent(ratio.greatest)} at {ratio.points}"
@@ -119,7 +117,7 @@ def _intro(feasible: int) -> str:
 
 
 def point_lines(points: Iterable[Point]) -> list[str]:
-    """One line per model, strategy and device: the numbers of devices, by the size of the fast domain."""
+    """One line per model, strategy and device, with the numbers of devices by the size of the fast domain."""
     groups: dict[tuple[str, str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for p in points:
         groups[p.model, p.strategy, p.device][p.fast_domain].append(p.gpus)
@@ -127,7 +125,7 @@ def point_lines(points: Iterable[Point]) -> list[str]:
 
 
 def _spans(gpus: Mapping[int, Sequence[int]]) -> str:
-    """``16 to 64 GPUs in fast domains of 4, 8``."""
+    """Numbers of devices by fast domain in words, such as ``16 to 64 GPUs in fast domains of 4, 8``."""
     same: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for domain, numbers in gpus.items():
         same[tuple(numbers)].append(f"{domain}")
@@ -190,7 +188,7 @@ def _published(json: bool) -> int:
 
 
 def differs(check: Check) -> bool:
-    """Whether a figure is off by more than the tolerance, or something that must be equal is not."""
+    """Whether a figure is off by more than the tolerance, a mismatch was found, or nothing was compared."""
     return bool(check.mismatches) or not check.worst <= TOLERANCE or not check.figures
 
 

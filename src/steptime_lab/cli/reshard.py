@@ -60,10 +60,10 @@ def command(
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """Sizes with an x between them.
+    """A shape from sizes joined by ``x``.
 
     Raises:
-        UserError: it is written otherwise, or has too many dims or elements.
+        UserError: the text has another form, or the shape too many dims or elements.
 
     >>> parse_shape("8192x64")
     (8192, 64)
@@ -82,10 +82,10 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def parse_sharding(text: str) -> Sharding:
-    """Placements with blanks between them.
+    """A sharding from placements separated by blanks.
 
     Raises:
-        UserError: one is no placement.
+        UserError: a part is no placement.
 
     >>> len(parse_sharding("S(0) R"))
     2

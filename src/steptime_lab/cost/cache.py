@@ -1,4 +1,4 @@
-r"""Misses of a cache by access pattern, in closed form: working sets, and rows that fall onto few sets.
+r"""Misses of a cache by access pattern, in closed form: working sets, and rows that map to few sets.
 
 A cache has $C$ bytes in lines of $L$ bytes, `sets` of `ways` lines each. Formulas count lines that are fetched; a line
 is replaced when it was used least recently. They hold where an array starts at a multiple of a line.
@@ -12,8 +12,8 @@ from steptime.num import Num, ceil_div, greatest_common_divisor, log2, maximum, 
 def stream_misses(elements: Num, element_bytes: Num, line_bytes: Num) -> Num:
     r"""Lines that a pass over neighbouring elements fetches: $\lceil N E / L \rceil$.
 
-    where $N$ = `elements` of $E$ = `element_bytes` each, in lines of $L$ = `line_bytes`. Again in every pass, unless
-    the array fits.
+    where $N$ = `elements` of $E$ = `element_bytes` each, in lines of $L$ = `line_bytes`. Every pass fetches them again,
+    unless the array fits.
 
     Source: definition of a line.
 
@@ -41,8 +41,8 @@ def repeated_misses(footprint_lines: Num, passes: Num, cache_lines: Num) -> Num:
 
     $$n = \begin{cases} F & F \le c \\ p F & F > c \end{cases}$$
 
-    where $F$ = `footprint_lines` are touched in each of $p$ = `passes`, and $c$ = `cache_lines`: least-recently-used
-    replacement keeps nothing of a cycle that is too long by one line.
+    where $F$ = `footprint_lines` are touched in each of $p$ = `passes`, and $c$ = `cache_lines`. Least-recently-used
+    replacement keeps nothing of a cycle that exceeds the cache by one line.
 
     Source: R. Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9 (1970).
 
@@ -88,7 +88,7 @@ def stencil_misses(rows: Num, columns: Num, radius: Num, element_bytes: Num, lin
 def gather_lines(accesses: Num, table_lines: Num) -> Num:
     r"""Lines of a table that random accesses touch, on average: $n = T (1 - (1 - 1/T)^N)$.
 
-    where $N$ = `accesses` go to any of $T$ = `table_lines`, all alike.
+    where $N$ = `accesses` go to $T$ = `table_lines` with equal probability.
 
     Source: expected number of occupied boxes, W. Feller, "An introduction to probability theory", volume 1.
 
@@ -103,12 +103,12 @@ def gather_misses(accesses: Num, table_lines: Num, cache_lines: Num) -> Num:
 
     $$n = \begin{cases} n_T & T \le c \\ n_f + (N - N_f) (1 - c / T) & T > c \end{cases}$$
 
-    where $N$ = `accesses` go to any of $T$ = `table_lines`, all alike, $c$ = `cache_lines` belong to the table, $n_T$
-    is :func:`gather_lines`, and until the cache is full after $N_f = \ln(1 - c/T) / \ln(1 - 1/T)$ accesses every fetch
-    ($n_f = \min(c, n_T)$) is a first one.
+    where $N$ = `accesses` go to $T$ = `table_lines` with equal probability, $c$ = `cache_lines` are for the table and
+    $n_T$ is :func:`gather_lines`. The cache is full after $N_f = \ln(1 - c/T) / \ln(1 - 1/T)$ accesses; until then the
+    fetches are the first accesses of lines, $n_f = \min(c, n_T)$.
 
-    Source: independent references, W. King, "Analysis of demand paging algorithms", IFIP 1971: replacement by recency
-    keeps $c$ of $T$ lines that are all alike.
+    Source: independent references, W. King, "Analysis of demand paging algorithms", IFIP 1971: least-recently-used
+    replacement keeps $c$ of $T$ equally likely lines.
 
     >>> gather_misses(1e6, 100, 100) < 100.001, gather_misses(1e6, 1000, 250) > 7.4e5
     (True, True)
@@ -124,11 +124,11 @@ def gather_misses(accesses: Num, table_lines: Num, cache_lines: Num) -> Num:
 
 
 def sets_of_stride(stride_bytes: Num, sets: Num, line_bytes: Num) -> Num:
-    r"""Sets onto which addresses at equal distances fall: $S' = S / \gcd(s / L, S)$.
+    r"""Number of sets to which addresses at equal distances map: $S' = S / \gcd(s / L, S)$.
 
     where addresses are $s$ = `stride_bytes` apart, a multiple of $L$ = `line_bytes`, and a cache has $S$ = `sets`. A
-    distance that is a power of two, as from row to row of a matrix, leaves few: the lines of a column then replace each
-    other while the rest of the cache is unused.
+    distance that is a power of two, such as from row to row of a matrix, uses few sets: the lines of a column then
+    evict each other while the rest of the cache is unused.
 
     Source: order of $s / L$ in the integers modulo $S$.
 
@@ -141,8 +141,8 @@ def sets_of_stride(stride_bytes: Num, sets: Num, line_bytes: Num) -> Num:
 def rows_that_stay(stride_bytes: Num, sets: Num, ways: Num, line_bytes: Num) -> Num:
     r"""Lines at equal distances that a cache holds at a time: $n = w S'$.
 
-    with $w$ = `ways` and $S'$ of :func:`sets_of_stride`. A tile with more rows than these loses lines although it is
-    smaller than the cache.
+    with $w$ = `ways` and $S'$ from :func:`sets_of_stride`. A tile with more rows loses lines even if it is smaller than
+    the cache.
 
     Source: definition of a set.
 
@@ -171,7 +171,7 @@ def least_padding(row_bytes: int, sets: int, line_bytes: int) -> int:
 
 
 def boundary_hit_rate(above_bytes: Num, below_bytes: Num) -> Num:
-    r"""Share of what a level is asked for that it has: $h = \max(1 - M_b / M_a,\ 0)$.
+    r"""Hit rate of a level from the traffic on both sides: $h = \max(1 - M_b / M_a,\ 0)$.
 
     with $M_a$ = `above_bytes` between it and the level above, $M_b$ = `below_bytes` between it and the level below; per
     line where both move lines, per load of $w$ bytes where the level above moves these.

@@ -1,4 +1,4 @@
-r"""Compressed weights, activations and gradients: bytes, times, and where compression pays.
+r"""Compressed weights, activations and gradients: bytes, times, and the limits within which compression pays.
 
 Bytes of quantised tensors and of their scales are in :mod:`steptime.cost.quantisation`. A product has $m$ = `tokens`
 rows of activations and a weight of $n \times k$ = `rows` x `columns`; memory gives $\beta$ = `memory_Bps`, the units
@@ -10,15 +10,15 @@ from __future__ import annotations
 from steptime.num import Num, ceil_div, maximum
 
 SPARSE_GROUP, SPARSE_KEPT = 4, 2
-"""Of 4 weights in a row 2 are kept (structured sparsity)."""
+"""Structured sparsity keeps 2 of every 4 consecutive weights."""
 INDEX_BITS = 2
-"""Bits of the place of a kept weight among 4."""
+"""Bits of the index of a kept weight among 4."""
 
 
 def structured_sparse_bytes(elements: Num, element_bytes: Num) -> Num:
     r"""Bytes of a 2:4 sparse tensor: $M = \frac{N}{2} (E + \frac{2}{8})$.
 
-    with $N$ = `elements` of $E$ = `element_bytes`: half of them, and 2 bits for the place of each.
+    with $N$ = `elements` of $E$ = `element_bytes`: half of them are stored, each with an index of 2 bits.
 
     Source: NVIDIA A100 architecture white paper, fine-grained structured sparsity; A. Mishra et al., "Accelerating
     sparse deep neural networks", arXiv 2104.08378.
@@ -122,8 +122,8 @@ def compressed_product_s(
 def memory_bound_tokens(element_bytes: Num, flops_per_s: Num, memory_Bps: Num) -> Num:
     r"""Tokens up to which reading the weight takes longer than the product: $m = E R / (2 \beta)$.
 
-    with $E$ = `element_bytes` of a stored weight, $R$ = `flops_per_s`, $\beta$ = `memory_Bps`. Above, smaller weights
-    alone do not make a product faster; faster units do.
+    with $E$ = `element_bytes` of a stored weight, $R$ = `flops_per_s`, $\beta$ = `memory_Bps`. With more tokens,
+    smaller weights alone do not make a product faster; faster units do.
 
     Source: $2 m n k / R = n k E / \beta$.
 
@@ -137,8 +137,8 @@ def quantise_pass_bytes(elements: Num, wide_bytes: Num, narrow_bytes: Num, scale
     r"""Traffic of quantising activations or gradients: $M = N (s E_w + E_w + E_q)$.
 
     with $N$ = `elements` read at $E_w$ = `wide_bytes` and written at $E_q$ = `narrow_bytes`; $s$ = `scale_passes` is 1
-    where the largest value is looked up in a pass of its own (a scale per tensor), 0 where a group is at hand while it
-    is read, or the scale is known from calibration.
+    where a separate pass finds the largest value (a scale per tensor), 0 where a whole group is read before it is
+    written, or the scale is known from calibration.
 
     Source: count of bytes.
 
@@ -151,9 +151,9 @@ def quantise_pass_bytes(elements: Num, wide_bytes: Num, narrow_bytes: Num, scale
 def fake_quantised_bytes(weights: Num, activations: Num, wide_bytes: Num) -> Num:
     r"""Traffic that quantisation-aware training adds to a step: $M = 4 E (N_w + N_a) + (N_w + N_a) / 4$.
 
-    with $N_w$ = `weights`, $N_a$ = `activations`, $E$ = `wide_bytes`. Forward reads and writes each tensor rounded to
-    the narrow format but kept wide; backward reads and writes its gradient, and a mask of one bit each of what was
-    clipped is written and read. Products stay wide, so nothing gets faster.
+    with $N_w$ = `weights`, $N_a$ = `activations`, $E$ = `wide_bytes`. Forward reads each tensor, rounds it to the
+    narrow format and writes it in the wide one; backward reads and writes its gradient. A mask of clipped elements, one
+    bit each, is written and read. Products stay wide, so that nothing gets faster.
 
     Source: straight-through estimator, Jacob et al., arXiv 1712.05877, section 3; count of bytes.
 

@@ -1,4 +1,4 @@
-"""Loops of sparse and dense vector kernels: what each level of the memory serves, and the time that follows."""
+"""Loops of sparse and dense vector kernels: bytes served by each level of memory, and the resulting time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from steptime.num import Num, maximum, minimum
 
 
 def missed_share(distance_bytes: Num, capacity_bytes: Num) -> Num:
-    r"""Share of an array that a cache no longer has.
+    r"""Share of an array that a cache has evicted.
 
     $$m = \min\Big(\max\Big(\frac{D}{C} - \frac{1}{2},\ 0\Big),\ 1\Big)$$
 
-    where $D$ = `distance_bytes` are those of all arrays that were touched since the last touch of this one, itself
-    included, and $C$ = `capacity_bytes`. A cache of strict least-recently-used order would lose all of it at $D > C$;
-    hashed sets and other orders lose some before and keep some after.
+    where $D$ = `distance_bytes` are the bytes of all arrays touched since the last touch of this one, itself included,
+    and $C$ = `capacity_bytes`. With strict least-recently-used replacement a cache would evict all of it at $D > C$;
+    with hashed sets and other replacement it evicts some before and keeps some after.
 
-    Source: Mattson et al. 1970, distances of reuse, at the grain of whole arrays; the slope is assumed.
+    Source: Mattson et al. 1970, reuse distances, at the granularity of whole arrays; the slope is assumed.
 
     >>> missed_share(4.0, 8.0), missed_share(8.0, 8.0), missed_share(16.0, 8.0)
     (0.0, 0.5, 1.0)
@@ -29,8 +29,8 @@ def loop_kernel_s(call_s: Num, elements: Num, element_s: Num, level_bytes: Seque
 
     $$t = t_0 + n\,c + \sum_l B_l\,b_l$$
 
-    where $t_0$ = `call_s` starts it, $n$ = `elements` take $c$ = `element_s` each where all is near, and each level $l$
-    serves $B_l$ = `level_bytes` at $b_l$ = `byte_s`.
+    where $t_0$ = `call_s` is the time of the call, $n$ = `elements` take $c$ = `element_s` each with data in the first
+    cache, and each level $l$ serves $B_l$ = `level_bytes` at $b_l$ = `byte_s` (s per byte).
 
     Source: execution-cache-memory model without overlap, Treibig and Hager 2009, arXiv 0905.0792.
 
@@ -51,7 +51,7 @@ def sparse_product_s(
     $$t = z\,c_z + n\,c_n + \sum_l g_l\,t_l$$
 
     where $z$ = `nonzeros` and $n$ = `rows` take $c_z$ = `nonzero_s` and $c_n$ = `row_s` each, and level $l$ serves
-    $g_l$ = `gathers` of $x$ that no stream announces, at $t_l$ = `gather_s`.
+    $g_l$ = `gathers` of $x$ that are not prefetched, at $t_l$ = `gather_s`.
 
     Source: count of operations; Williams et al. 2009, section 5, on gathers.
 

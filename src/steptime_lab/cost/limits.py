@@ -488,18 +488,18 @@ def latency_wall_parameters(
 
 
 def hierarchical_all_reduce_words(size_words: Num, inside: Num, domains: Num, passes: Num) -> tuple[Num, Num]:
-    r"""Words that a device moves on the fast links and on the slow ones in an all-reduce over both, both directions.
+    r"""Words that a device moves on fast and on slow links in a hierarchical all-reduce, both directions together.
 
     $$V_f = k n \frac{p - 1}{p}, \qquad V_s = k \frac{n}{p} \frac{q - 1}{q}$$
 
-    Reduced inside the fast domains first, so that each device has a $p$-th of the sum to exchange with $q - 1$ others,
-    and gathered last.
+    Vectors are first reduced inside the fast domains, so that each device exchanges a $p$-th of the sum with $q - 1$
+    others, and gathered last.
 
     Args:
         size_words: $n$, words that each device reduces.
         inside: $p$, ranks in one fast domain.
         domains: $q$, fast domains.
-        passes: $k$, how often the data passes a device: 3 as in `all_reduce_words`, 2 where the network itself reduces.
+        passes: $k$, times that the data passes a device: 3 as in `all_reduce_words`, 2 where the network reduces.
 
     Source: arXiv 2411.01137, notebook, for one level.
 

@@ -1,4 +1,4 @@
-r"""Cycles of a product whose sums stay in vector registers, and of what surrounds its inner loop.
+r"""Cycles of a product whose sums stay in vector registers, and of the code around its inner loop.
 
 A register tile has $r$ = `rows` times $v$ = `vectors` sums, each a vector of $w$ = `lanes` elements. A step along the
 depth multiplies $r$ broadcast elements of the left operand by $v$ vectors of the right one.
@@ -10,9 +10,9 @@ from steptime.num import Num, ceil_div, maximum
 
 
 def vector_registers(rows: Num, vectors: Num) -> Num:
-    r"""Registers of a tile: $r v + v + 1$, sums, the vectors of one step and one broadcast element.
+    r"""Vector registers of a tile, for sums, the vectors of one step and one broadcast element: $r v + v + 1$.
 
-    with $r$ = `rows`, $v$ = `vectors`; the condition of register tiling with a depth of 1, in vectors.
+    with $r$ = `rows`, $v$ = `vectors`; the condition of register tiling with a depth of 1.
 
     Source: lecture notes on machine-learning systems, Register-aware tiling.
 
@@ -57,12 +57,12 @@ def tile_steps(m: Num, n: Num, k: Num, rows: Num, columns: Num) -> Num:
 
 
 def lost_share(needed: Num, room: Num) -> Num:
-    r"""Share of what is needed again that a level has lost: $\max(1 - Z / N, 0)$.
+    r"""Share of reused data that a level has evicted: $\max(1 - Z / N, 0)$.
 
-    with $N$ = `needed` (bytes) in $Z$ = `room` (bytes): linear between all kept and none.
+    with $N$ = `needed` and $Z$ = `room` in one unit (bytes or lines).
 
-    Source: approximation; replacement by recency loses everything in a loop that is a little too large, other levels
-    of prefetching and random order less.
+    Source: approximation; with least-recently-used replacement a loop slightly too large loses everything, with
+    prefetching or random replacement less.
 
     >>> lost_share(100.0, 200.0), lost_share(400.0, 100.0)
     (0.0, 0.75)

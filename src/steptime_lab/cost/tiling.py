@@ -1,4 +1,4 @@
-r"""Words that a product moves between two levels of memory, by how it is tiled, and the fewest that any order moves.
+r"""Words that a tiled product moves between two levels of memory, and the fewest that any order moves.
 
 A product of $m \times k$ by $k \times n$ (of $n \times n$ by $n \times n$ where only $n$ is given) is made of $mnk$
 multiplications. A word is one element. Formulas hold for sizes that the tiles divide; where they do not,
@@ -31,7 +31,7 @@ def thread_tile_reads_words(n: Num, v: Num) -> Num:
 
     $$W = \frac{n^2}{v^2} (n v + n v^2) = \frac{n^3}{v} + n^3$$
 
-    with $n$ = `n` and $v$ = `v`: a row is read once for $v$ outputs, a column for each of them again.
+    with $n$ = `n` and $v$ = `v`: a row is read once for $v$ outputs, a column once for each output.
 
     Source: lecture notes, GPU Matmul v1.5.
 
@@ -149,9 +149,9 @@ def panel_reads_words(n: Num, b1: Num) -> Num:
 
 
 def panel_words(n: Num, b1: Num, b2: Num) -> Num:
-    r"""Words that the cache keeps for it: $b_1 n + b_2 n$, with $n$ = `n`, $b_1$ = `b1`, $b_2$ = `b2` rows.
+    r"""Words of the panels in the cache: $b_1 n + b_2 n$, with $n$ = `n`, $b_1$ = `b1`, $b_2$ = `b2` rows.
 
-    Replacement by recency needs the next panel of the right operand in addition: $b_1 n + 2 b_2 n$.
+    Least-recently-used replacement also needs space for the next panel of the right operand: $b_1 n + 2 b_2 n$.
 
     Source: lecture notes, Cache-aware tiled matrix multiplication.
 
@@ -166,7 +166,7 @@ def register_reads_words(n: Num, v1: Num, v2: Num) -> Num:
 
     with $n$ = `n`, $v_1$ = `v1`, $v_2$ = `v2`; the depth $v_3$ does not enter.
 
-    Source: lecture notes, Register-aware tiling; the same between first level and registers in the combined kernel.
+    Source: lecture notes, Register-aware tiling; also between first level and registers in the combined kernel.
 
     >>> register_reads_words(64, 4, 8)
     98304.0
@@ -175,7 +175,7 @@ def register_reads_words(n: Num, v1: Num, v2: Num) -> Num:
 
 
 def register_writes_words(n: Num) -> Num:
-    r"""Words written of the result where sums stay in registers: $n^2$ with $n$ = `n`.
+    r"""Words of the result that are written where sums stay in registers: $n^2$ with $n$ = `n`.
 
     Source: lecture notes, Register-aware tiling.
 
@@ -197,9 +197,9 @@ def register_words(v1: Num, v2: Num, v3: Num) -> Num:
 
 
 def square_tile_reads_words(n: Num, b: Num) -> Num:
-    r"""Words read with square tiles of all three matrices of which that of the result stays: $2 n^3 / b + n^2$.
+    r"""Words read with square tiles of all three matrices where the result's tile stays: $2 n^3 / b + n^2$.
 
-    with $n$ = `n`, $b$ = `b`; the result is read and written once ($n^2$ each, the second is not counted here).
+    with $n$ = `n`, $b$ = `b`; the result is read once ($n^2$, counted) and written once (not counted).
 
     Source: lecture notes, tiles; M. Lam, E. Rothberg and M. Wolf, "The cache performance and optimizations of blocked
     algorithms", ASPLOS 1991.
@@ -337,7 +337,7 @@ def least_traffic_words(m: Num, n: Num, k: Num, capacity_words: Num, units: Num 
 
 
 def hong_kung_words(n: Num, capacity_words: Num) -> Num:
-    r"""Words by the older bound, weaker by its constant: $W \ge \frac{n^3}{2 \sqrt{2}\,\sqrt{Z}} - Z$.
+    r"""Words by the older bound, whose constant is weaker: $W \ge \frac{n^3}{2 \sqrt{2}\,\sqrt{Z}} - Z$.
 
     with $n$ = `n`, $Z$ = `capacity_words`.
 
@@ -351,7 +351,7 @@ def hong_kung_words(n: Num, capacity_words: Num) -> Num:
 
 
 def excess_over_bound(words: Num, bound_words: Num) -> Num:
-    r"""How far a tiling is above a bound: $x = W / W_0 - 1$, with $W$ = `words`, $W_0$ = `bound_words`.
+    r"""Relative excess of a tiling over a bound: $x = W / W_0 - 1$, with $W$ = `words`, $W_0$ = `bound_words`.
 
     Source: definition.
 

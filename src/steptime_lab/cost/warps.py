@@ -1,4 +1,4 @@
-r"""Requests of a warp of threads: sectors of memory, conflicts of banks, paths of branches, in closed form.
+r"""Requests of a warp in closed form: sectors of global memory, bank conflicts, branch paths.
 
 A warp is 32 threads that execute one instruction. Global memory is moved in sectors of 32 bytes, four to a line of 128;
 shared memory has 32 banks, each of which serves one word of 4 bytes a cycle.
@@ -26,7 +26,7 @@ def warp_sectors(stride_bytes: Num, access_bytes: Num, offset_bytes: Num = 0) ->
         32\, \lceil (o \bmod 32 + e) / 32 \rceil & s > 32,\ 32 \mid s \end{cases}$$
 
     where thread $i$ reads $e$ = `access_bytes` from $o + i s$ on, with $o$ = `offset_bytes`, $s$ = `stride_bytes`.
-    Distances above 32 that no sector divides lie between; then the formula is a bound from below.
+    For other distances above 32 the formula is a lower bound.
 
     Source: NVIDIA, CUDA C++ best practices guide, coalesced access; exact count in :mod:`steptime_lab.hierarchy.warp`.
 
@@ -39,7 +39,7 @@ def warp_sectors(stride_bytes: Num, access_bytes: Num, offset_bytes: Num = 0) ->
 
 
 def coalescing(useful_bytes: Num, sectors: Num) -> Num:
-    r"""Share of moved bytes that the program asked for: $\eta = B / (32\, n)$.
+    r"""Useful share of the moved bytes: $\eta = B / (32\, n)$.
 
     with $B$ = `useful_bytes` of a request, $n$ = `sectors`.
 
@@ -54,7 +54,7 @@ def coalescing(useful_bytes: Num, sectors: Num) -> Num:
 def bank_conflict_ways(stride_words: Num) -> Num:
     r"""Cycles of one request to shared memory whose threads are at equal distances: $c = \gcd(s, 32)$.
 
-    where $s$ = `stride_words` (words of 4 bytes): threads fall onto $32 / c$ banks. A distance of 0 is a broadcast: 1.
+    where $s$ = `stride_words` (words of 4 bytes): threads use $32 / c$ banks. A distance of 0 is a broadcast: 1.
 
     Source: order of $s$ in the integers modulo 32.
 

@@ -1,1 +1,1 @@
-"""Iterative algorithms: a loop of kernels over named arrays, predicted from what each level of the memory serves."""
+"""Iterative algorithms as loops of kernels over named arrays, timed by the traffic from each level of memory."""

@@ -1,4 +1,4 @@
-"""``steptime iterate``: time of an iteration of Lanczos, conjugate gradients, or a loop of one's own."""
+"""``steptime iterate``: time of an iteration of Lanczos, conjugate gradients, or a user's loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptime.cli import options as o
 from steptime.cli.parser import flag, number, positional
 
 PROFILE: Final = Path(__file__).with_name("zen4.json")
-"""Measured where steptime is developed."""
+"""Default profile, measured on a Zen 4 processor."""
 
 
 def command(
@@ -64,9 +64,9 @@ def command(
 def _calibrate(path: str, processor: str) -> None:
     from steptime_lab.iterate.measure import measured, profile_of
 
-    def told(text: str) -> None:
+    def report(text: str) -> None:
         print(text, file=sys.stderr)
 
-    found, _ = profile_of(measured(processor, told), processor)
+    found, _ = profile_of(measured(processor, report), processor)
     found.write(path)
-    told(f"{path}: {found.rows} kernels; {found.error:.1%} mean error on families left out")
+    report(f"{path}: {found.rows} kernels; {found.error:.1%} mean error on families left out")

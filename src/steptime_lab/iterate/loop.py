@@ -1,4 +1,4 @@
-"""A loop of kernels over named arrays: read from TOML, and what each level of caches serves of every kernel."""
+"""A loop of kernels over named arrays, read from TOML, and the traffic of every kernel from each level of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BYTES: Final = 1 << 20
 WORD: Final = 8
 """Bytes of an element: double precision."""
 INDEX: Final = 4
-"""Bytes of a column's number."""
+"""Bytes of a column index."""
 MATRIX, BASIS = "matrix", "basis"
 
 
@@ -25,12 +25,13 @@ class Op:
     """A kind of kernel."""
 
     reads: int
-    """Arrays that it reads; below that it writes."""
+    """Number of arrays read."""
     writes: int
+    """Number of arrays written."""
     sums: bool = False
-    """It ends in one number, or one for each vector of the basis: an all-reduce over nodes."""
+    """Whether it ends in one number, or one for each vector of the basis: an all-reduce over nodes."""
     basis: bool = False
-    """It passes over the basis."""
+    """Whether it passes over the basis."""
 
 
 OPS: Final = {
@@ -56,14 +57,14 @@ class Kernel:
 
     @property
     def touched(self) -> tuple[str, ...]:
-        """Arrays that it passes over, the matrix included."""
+        """Arrays that the kernel passes over, including the matrix."""
         own = (MATRIX,) if self.op == "spmv" else ()
         return tuple(dict.fromkeys((*own, *self.reads, *self.writes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """What is done in one iteration."""
+    """The kernels of one iteration and their arrays."""
 
     name: str
     title: str
@@ -73,7 +74,7 @@ class Loop:
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """Those that are known by name."""
+    """Names of the packaged algorithms."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
@@ -135,9 +136,10 @@ def array_bytes(loop: Loop, rows: int, nonzeros: int, vectors: int) -> dict[str,
 
 
 def served_bytes(loop: Loop, sizes: Mapping[str, float], capacities: Sequence[float]) -> list[tuple[float, ...]]:
-    """Bytes of every kernel that each cache but the first, and memory, serve, in an iteration after others.
+    """Bytes of every kernel served by each level after the first cache, in an iteration after others.
 
-    What a kernel writes counts twice where memory serves it: the line is read before it is written.
+    An array that is only written counts twice where memory serves it, because its lines are read before they are
+    written.
 
     >>> loop = loop_of("power")
     >>> sizes = {"matrix": 100.0, "x": 10.0, "y": 10.0}
@@ -154,15 +156,15 @@ def served_bytes(loop: Loop, sizes: Mapping[str, float], capacities: Sequence[fl
             lost = [float(missed_share(distance, capacity)) for capacity in capacities] + [0.0]
             for level in range(len(capacities)):
                 beyond = lost[level + 1] if level + 1 < len(capacities) else 0.0
-                again = 2.0 if name in kernel.writes and name not in kernel.reads and level else 1.0
-                levels[level] += sizes[name] * max(lost[level] - beyond, 0.0) * again
+                passes = 2.0 if name in kernel.writes and name not in kernel.reads and level else 1.0
+                levels[level] += sizes[name] * max(lost[level] - beyond, 0.0) * passes
             at += 1
         out.append(tuple(levels))
     return out
 
 
 def _distance(order: Sequence[str], at: int, sizes: Mapping[str, float]) -> float:
-    """Bytes of the arrays that were touched since the last touch of the one at a place, itself included."""
+    """Reuse distance of the array at an index: bytes of all arrays touched since its last touch, itself included."""
     seen: set[str] = {order[at]}
     for name in reversed(order[:at]):
         if name == order[at]:

@@ -1,4 +1,4 @@
-"""What a processor takes for the parts of a kernel: fitted to kernels that were timed in loops."""
+"""Cost coefficients of a processor for the parts of a kernel, fitted to kernels timed in loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptime_lab.cost.iterate import loop_kernel_s, sparse_product_s
 from steptime_lab.iterate.loop import OPS
 
 BYTES: Final = ("l3_byte_s", "memory_byte_s")
-"""Seconds of a byte that the last cache serves, and that memory does."""
+"""Names of the seconds per byte served by the last cache and by memory."""
 GATHERS: Final = ("l2_gather_s", "l3_gather_s", "memory_gather_s")
 PRODUCT: Final = ("nonzero_s", "row_s", "uneven_row_s", *GATHERS)
 ELEMENTS: Final = tuple(f"{op}_element_s" for op in OPS if op != "spmv")
@@ -26,21 +26,21 @@ MAX_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one kernel does, apart from any machine's times."""
+    """Work of one kernel, independent of a machine."""
 
     op: str
     elements: float
-    """Elements that it computes; of a product rows."""
+    """Elements computed; rows of a sparse product."""
     level_bytes: tuple[float, float]
-    """Served by the last cache and by memory."""
+    """Bytes served by the last cache and by memory."""
     nonzeros: float = 0.0
     uneven_rows: float = 0.0
-    """Rows whose length is not that of the row before."""
+    """Rows whose length differs from that of the row before."""
     gathered: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Gathers that no stream announces, by the level that serves them: second, last cache, memory."""
+    """Gathers that are not prefetched, by the level that serves them: second cache, last cache, memory."""
 
     def counts(self) -> dict[str, float]:
-        """Coefficient -> how often it counts."""
+        """Coefficient -> its multiplicity in the time of the kernel."""
         out = {"call_s": 1.0, **dict(zip(BYTES, self.level_bytes, strict=True))}
         if self.op == "spmv":
             out |= {"nonzero_s": self.nonzeros, "row_s": self.elements, "uneven_row_s": self.uneven_rows}
@@ -55,14 +55,14 @@ class Profile:
     processor: str
     """Name of its caches (``steptime cache list``)."""
     last_share: float
-    """Share of the last cache that a thread has: other threads and machines use it too."""
+    """Share of the last cache available to a thread; other threads and machines use it too."""
     values: Mapping[str, float]
     source: str
     date: str
     rows: int
-    """Kernels that it was fitted to."""
+    """Number of kernels in the fit."""
     error: float
-    """Mean relative error of whole iterations of families that a fit has not seen."""
+    """Mean relative error of whole iterations on matrix families held out of the fit."""
 
     def seconds(self, work: Work) -> float:
         """Time of one kernel."""
@@ -78,12 +78,12 @@ class Profile:
         return float(streamed + found)
 
     def write(self, path: str | Path) -> None:
-        """Write it as JSON."""
+        """Write the profile as JSON."""
         write_whole(path, json.dumps(asdict(self) | {"values": dict(self.values)}, indent=1) + "\n")
 
 
 def read_profile(path: str | Path) -> Profile:
-    """A profile that was written.
+    """Read a profile from a file.
 
     Raises:
         InputFileError: the file is no profile.
@@ -94,16 +94,16 @@ def read_profile(path: str | Path) -> Profile:
         found = Profile(**table)
         if not 0 < found.last_share <= 1:
             raise ValueError
-        lacking = [name for name in COEFFICIENTS if not 0 <= float(found.values[name]) < 1]
+        invalid = [name for name in COEFFICIENTS if not 0 <= float(found.values[name]) < 1]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise InputFileError(str(path), "is no profile of kernels", hint="steptime iterate --calibrate FILE") from None
-    if lacking:
-        raise InputFileError(str(path), f"{lacking[0]} is out of range", hint="steptime iterate --calibrate FILE")
+    if invalid:
+        raise InputFileError(str(path), f"{invalid[0]} is out of range", hint="steptime iterate --calibrate FILE")
     return found
 
 
 def fitted(works: Sequence[Work], seconds: Sequence[float]) -> tuple[dict[str, float], float]:
-    """Coefficients, none below zero, with the least sum of squares of relative errors, and its root."""
+    """Non-negative coefficients with the least sum of squares of relative errors, and the root of that sum."""
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     table = np.array([[work.counts().get(name, 0.0) for name in COEFFICIENTS] for work in works])

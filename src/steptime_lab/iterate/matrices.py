@@ -1,4 +1,4 @@
-"""Sparse symmetric matrices: families by structure, files, and how far apart a product finds what it gathers."""
+"""Sparse symmetric matrices from families by structure or from files, and the gathers of their products."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from steptime_lab.hierarchy.traces import Trace
 from steptime_lab.iterate.loop import INDEX, WORD
 
 MOST_ROWS: Final = 2_000_000
-"""Of a family: some hundred times the rows whose vectors fit the last cache, simulated in seconds."""
+"""Most rows of a matrix of a family; its product is simulated in seconds."""
 MOST_NONZEROS: Final = 30_000_000
 MOST_BYTES: Final = 2**30
-"""Bytes of text that a file of a matrix may have, unpacked."""
+"""Most bytes of the unpacked text of a matrix file."""
 PER_ROW: Final = 12
-"""Elements of a row in the mean, where a family does not say it."""
+"""Default of the mean number of elements in a row."""
 LINE: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sparse:
-    """A matrix in rows."""
+    """The pattern of a matrix in compressed rows (CSR)."""
 
     name: str
     rows: int
     starts: Array
-    """Place of the first element of each row, and the end."""
+    """Index of the first element of each row, and the end."""
     columns: Array
 
     @property
@@ -47,7 +47,7 @@ class Sparse:
 
 
 def _symmetric(rows: int, i: Array, j: Array, name: str) -> Sparse:
-    """The pattern of places, their mirror images and the diagonal."""
+    """The symmetric pattern of elements (i, j), their mirror images and the diagonal."""
     diagonal = np.arange(rows)
     key = np.unique(np.concatenate([i * rows + j, j * rows + i, diagonal * (rows + 1)]))
     row, column = key // rows, key % rows
@@ -119,11 +119,11 @@ FAMILIES: Final[dict[str, Callable[[int, np.random.Generator], tuple[int, Array,
     "arrow": _arrow,
     "kronecker": _kronecker,
 }
-"""Structure -> rows, and places above the diagonal or below."""
+"""Structure -> function of rows and random generator, which returns rows, i and j of elements off the diagonal."""
 
 
 def matrix_of(text: str, *, seed: int = 0) -> Sparse:
-    """A matrix as ``FAMILY:ROWS``, or a MatrixMarket file.
+    """A matrix from ``FAMILY:ROWS`` or a MatrixMarket file.
 
     Raises:
         UserError: the family is unknown, the size out of range, or the file holds no square symmetric matrix.
@@ -167,11 +167,12 @@ def _of_file(path: str) -> Sparse:
 
 
 def _text(path: str) -> bytes:
-    """The content of a MatrixMarket file with one newline at its end, without which SciPy's reader of the numbers runs
-    past the end of the text and ends the process.
+    """The content of a MatrixMarket file with one newline at its end.
+
+    Without the newline, SciPy's reader runs past the end of the text and ends the process.
 
     Raises:
-        InputFileError: it is too large, or has something else than numbers after its comments.
+        InputFileError: the file is too large, or has anything other than numbers after its comments.
     """
     opened = gzip.open if path.endswith(".gz") else open
     with opened(path, "rb") as file:
@@ -186,7 +187,7 @@ def _text(path: str) -> bytes:
 
 
 def streamed_share(matrix: Sparse) -> float:
-    """Share of the gathers that a stream announces: those next to what the row before gathers at the same place.
+    """Share of the gathers that a stream prefetcher predicts: near the gather at the same place in the row before.
 
     >>> streamed_share(matrix_of("stencil-2d:10000")) > 0.9, streamed_share(matrix_of("random:10000")) < 0.2
     (True, True)
@@ -201,14 +202,14 @@ def streamed_share(matrix: Sparse) -> float:
 
 
 def gathers(matrix: Sparse, caches: Hierarchy) -> tuple[float, ...]:
-    """Gathers of x that each cache but the first, and memory, serve in a product after another one, simulated."""
+    """Simulated number of gathers of x served by each level after the first cache, in the second of two products."""
     trace = _trace(matrix, 1), _trace(matrix, 2)
     once, twice = (simulate(each, caches).served[2] for each in trace)
     return tuple(float(count) for count in (twice - once)[1:])
 
 
 def _trace(matrix: Sparse, passes: int) -> Trace:
-    """Accesses of products one after the other: value, column, x; then y of the row."""
+    """Trace of products one after the other: value, column and x of each element, then y of the row."""
     z, n = matrix.nonzeros, matrix.rows
     value, column, x, y = np.cumsum([0, z * WORD, z * INDEX, n * WORD]) // 4096 * 4096 + np.arange(4) * 4096
     chunk = 1 << 15

@@ -1,4 +1,4 @@
-"""Kernels timed on this machine in the loops that they belong to, and a profile fitted to them."""
+"""Kernels timed on this machine within their loops, and a profile fitted to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from steptime.errors import UserError
 from steptime.registry import needed
-from steptime_lab.iterate.loop import BASIS, Loop, loop_of
+from steptime_lab.iterate.loop import BASIS, Loop, array_bytes, loop_of
 from steptime_lab.iterate.machine import Profile, Work, fitted
 from steptime_lab.iterate.matrices import FAMILIES, Sparse, matrix_of
 from steptime_lab.iterate.run import Structure, structure_of, works_of
@@ -25,14 +25,14 @@ BASIS_VECTORS: Final = 20
 REPEATS: Final = 12
 LAST_SHARES: Final = (0.125, 0.1875, 0.25, 0.375, 0.5, 0.75, 1.0)
 BASIS_BYTES: Final = 400_000_000
-"""Largest basis that is measured."""
+"""Size of the largest basis that is measured."""
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Kernels of one loop on one matrix."""
+    """Measured times of the kernels of one loop on one matrix."""
 
     family: str
     matrix: str
@@ -40,23 +40,23 @@ class Measured:
     shape: Structure
     vectors: int
     seconds: tuple[float, ...]
-    """Of each kernel: the first quartile of its repetitions, CPU time of the thread."""
+    """CPU time of the thread for each kernel, first quartile of half of the repetitions."""
     again_s: float
-    """The whole iteration, from the other half of the repetitions; the distance is the noise."""
+    """Time of the whole iteration from the other half of the repetitions; the difference is the noise."""
     bytes_moved: float
-    """All arrays of the loop once, as a roofline of memory counts them."""
+    """Bytes of the arrays of every kernel, as a memory roofline counts them."""
 
 
 def measured(
     name: str, progress: Progress | None = None, *, sizes: Sequence[int] = SIZES, families: Sequence[str] = ()
 ) -> list[Measured]:
-    """Every family at every size under every algorithm.
+    """Measure every family at every size under every algorithm.
 
     Args:
-        name: of the caches of this processor.
-        progress: is told of each matrix.
-        sizes: rows.
-        families: those to be measured; empty: all.
+        name: processor whose caches this machine has.
+        progress: called with a line after each matrix.
+        sizes: numbers of rows.
+        families: families to measure; empty: all.
 
     Raises:
         UserError: scipy is not installed.
@@ -74,7 +74,7 @@ def measured(
                 times = _timed(loop, matrix, vectors)
                 half = len(times) // 2
                 whole = float(np.percentile(times[half:].sum(axis=1), 25))
-                moved = _bytes(loop, matrix, vectors)
+                array_sizes = array_bytes(loop, matrix.rows, matrix.nonzeros, vectors)
                 out.append(
                     Measured(
                         family=family,
@@ -84,19 +84,12 @@ def measured(
                         vectors=vectors,
                         seconds=tuple(np.percentile(times[:half], 25, axis=0).tolist()),
                         again_s=whole,
-                        bytes_moved=moved,
+                        bytes_moved=sum(array_sizes[name] for kernel in loop.kernels for name in kernel.touched),
                     )
                 )
             if progress is not None:
                 progress(f"{matrix.name}: {matrix.nonzeros:,} elements")
     return out
-
-
-def _bytes(loop: Loop, matrix: Sparse, vectors: int) -> float:
-    from steptime_lab.iterate.loop import array_bytes
-
-    sizes = array_bytes(loop, matrix.rows, matrix.nonzeros, vectors)
-    return float(sum(sizes[name] for kernel in loop.kernels for name in kernel.touched))
 
 
 def _timed(loop: Loop, matrix: Sparse, vectors: int) -> Any:
@@ -114,7 +107,7 @@ def _timed(loop: Loop, matrix: Sparse, vectors: int) -> Any:
 
 
 def _steps(loop: Loop, matrix: Sparse, vectors: int) -> list[Callable[[], object]]:
-    """The kernels as calls of BLAS and of scipy's product."""
+    """The kernels as calls of BLAS and of SciPy's sparse product."""
     blas, sparse = (needed(f"scipy.{name}", "measuring") for name in ("linalg.blas", "sparse"))
     multiply = sparse._sparsetools.csr_matvec
     random = np.random.default_rng(0)
@@ -149,7 +142,7 @@ def _steps(loop: Loop, matrix: Sparse, vectors: int) -> list[Callable[[], object
 
 
 def profile_of(rows: Sequence[Measured], name: str) -> tuple[Profile, list[tuple[Measured, float]]]:
-    """A profile, and the time of every iteration as the other families predict it.
+    """A profile, and the time of every iteration predicted by a fit to the other families.
 
     Raises:
         UserError: fewer than two families were measured.
@@ -174,7 +167,7 @@ def _predicted(row: Measured, profile: Profile) -> float:
 
 
 def _fit(rows: Sequence[Measured], name: str) -> Profile:
-    """The share of the last cache is the one of a short list that leaves the least error."""
+    """A profile fitted to all rows; its share of the last cache is the one of `LAST_SHARES` with the least error."""
     seconds = [max(each, 1e-9) for row in rows for each in row.seconds]
     tried = []
     for share in LAST_SHARES:

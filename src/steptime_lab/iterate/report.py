@@ -1,4 +1,4 @@
-"""Iterations for people."""
+"""Report of the time of an iteration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from steptime_lab.iterate.run import Iteration
 
 
 def print_iteration(found: Iteration) -> None:
-    """One line for each kernel, in order."""
+    """Print one line for each kernel, in order."""
     out = t.console()
     out.print(
         t.printable(f"{found.title}: {found.matrix}, {found.rows:,} rows, {found.nonzeros:,} elements"), style="bold"

@@ -1,4 +1,4 @@
-"""Time of an iteration: on a processor from its profile, on several nodes with what they send."""
+"""Time of an iteration: on a processor from its profile, on several nodes with their communication."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steptime_lab.iterate.machine import GATHERS, Profile, Work
 from steptime_lab.iterate.matrices import Sparse, gathers, matrix_of, streamed_share
 
 VECTORS: Final = 20
-"""Vectors of a basis at its mean length, where none is given."""
+"""Default number of vectors of a basis at its mean length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +30,14 @@ class Timed:
     arrays: str
     time_s: float
     sent_s: float
-    """Of which between nodes."""
+    """Communication between nodes, included in `time_s`."""
     memory_bytes: float
-    """Served by memory."""
+    """Bytes served by memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """An iteration as its kernels."""
+    """Time of an iteration by kernel."""
 
     algorithm: str
     title: str
@@ -46,16 +46,16 @@ class Iteration:
     nonzeros: int
     nodes: int
     halo_rows: int
-    """Elements of x that a node needs of others, of the node that needs most."""
+    """Elements of x that the node with most elements receives from others."""
     kernels: tuple[Timed, ...]
     error: float
-    """Mean relative error of the profile on families that it was not fitted to."""
+    """Mean relative error of the profile on held-out families."""
     processor: str
     provenance: str
 
     @property
     def time_s(self) -> float:
-        """Of the iteration."""
+        """Time of the iteration."""
         return sum(kernel.time_s for kernel in self.kernels)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """What a product with a matrix does, whatever the loop."""
+    """Counts of a product with a matrix, independent of the loop."""
 
     nonzeros: float
     rows: float
@@ -90,7 +90,7 @@ def structure_of(matrix: Sparse, name: str) -> Structure:
 
 
 def works_of(loop: Loop, shape: Structure, name: str, vectors: int, last_share: float) -> list[Work]:
-    """What every kernel of a loop does on a processor that has a share of its last cache for itself."""
+    """Work of every kernel of a loop on a processor of whose last cache the loop can use a share."""
     above, last = [float(level.size_bytes) for level in processor(name).levels][-2:]
     capacities = [above, last * last_share]
     sizes = array_bytes(loop, int(shape.rows), int(shape.nonzeros), vectors)
@@ -127,13 +127,13 @@ def iteration(
     Args:
         algorithm: ``lanczos``, ``lanczos-full``, ``cg``, ``power`` or a TOML file.
         matrix: ``FAMILY:ROWS`` or a MatrixMarket file.
-        profile: of the processor.
-        vectors: of the basis at its mean length.
-        nodes: over which rows are divided in order.
-        cluster: its links; each device stands for a node.
+        profile: profile of the processor.
+        vectors: vectors of the basis at its mean length.
+        nodes: number of nodes over which rows are divided in order.
+        cluster: cluster with the links between nodes; each device stands for a node.
 
     Raises:
-        UserError: a name is unknown, the matrix is none, or nodes are given without a cluster.
+        UserError: a name is unknown, the matrix is invalid, or nodes are given without a cluster.
     """
     loop, whole = loop_of(algorithm), matrix_of(matrix) if isinstance(matrix, str) else matrix
     if nodes > 1 and cluster is None:
@@ -172,7 +172,7 @@ def iteration(
 
 
 def _part(matrix: Sparse, nodes: int) -> tuple[Sparse, int, int]:
-    """The rows of the node with most elements; what it needs of others, and of how many."""
+    """Rows of the node with most elements; how many elements of x it needs from others, and from how many nodes."""
     if nodes == 1:
         return matrix, 0, 0
     size = ceil(matrix.rows / nodes)
@@ -193,7 +193,7 @@ def _part(matrix: Sparse, nodes: int) -> tuple[Sparse, int, int]:
 
 
 def _sent_s(op: str, cluster: str, nodes: int, halo: int, neighbours: int, vectors: int) -> float:
-    """Time between nodes: what a product needs of others, as one exchange with all of them; sums as all-reduces."""
+    """Communication time of a kernel: a product exchanges elements of x in an all-to-all, sums are all-reduced."""
     if op == "spmv":
         ranks, size, kind = min(neighbours + 1, nodes), float(halo * WORD), "all_to_all"
     else:

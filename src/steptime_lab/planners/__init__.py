@@ -1,1 +1,1 @@
-"""Baselines of the planner of shardings, under the same cost; the shardings of an analytic plan as its options."""
+"""Baselines of the sharding planner under the same cost, and the shardings of an analytic plan as its options."""

@@ -1,8 +1,7 @@
-"""The shardings of the analytic plan as options of the problem: data and tensor parallelism as Megatron-LM has it.
+"""The shardings of the analytic plan as options of the problem: data and tensor parallelism as in Megatron-LM.
 
-:mod:`steptime.captured.cut` says where every value lies on tensor ranks: weights by columns, then by rows, heads,
-classes. A plan of ``steptime estimate`` counts what that takes. Fixed to the same shardings, the problem has to count
-the same.
+:mod:`steptime.captured.cut` says how every value is sharded over tensor ranks: weights by columns, then by rows, heads,
+classes. ``steptime estimate`` costs a plan with these shardings; the problem, fixed to them, must have the same cost.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from steptime.sharding.flow import Item
 
 
 def analytic(built: Built, *, data: int | None, tensor: int | None) -> Built:
-    """The problem in which weights, activations and gradients lie as in a plan with data and tensor ranks.
+    """The problem restricted to the shardings of a plan with data and tensor ranks.
 
-    Where values lie along the tensor axis is fixed for every operator that can lie so; along the data axis weights are
-    replicated and inputs split by samples, and operators are split by samples where they can be.
+    Along the tensor axis every operator that can have the plan's sharding is fixed to it. Along the data axis weights
+    are replicated, inputs are split by samples, and operators are split by samples where they can be.
 
     Args:
         built: the problem on a mesh.
-        data: number of its axis of data ranks; None: there is none.
-        tensor: number of its axis of tensor ranks; None: there is none.
+        data: index of the axis of data ranks; None: there is none.
+        tensor: index of the axis of tensor ranks; None: there is none.
     """
     cutting, flow = cutting_of(built.flow.sections), built.flow
     # Equal blocks share the nodes of their operators, so that only one of them may be named.
@@ -42,31 +41,31 @@ def analytic(built: Built, *, data: int | None, tensor: int | None) -> Built:
         legal = np.ones(len(ways), bool)
         if number in named:
             dim = cut.get(family(named[number], blocks))
-            legal &= _lie(ways, tensor, R if dim is None else shard(dim)) & _lie(ways, data, R)
+            legal &= _placed(ways, tensor, R if dim is None else shard(dim)) & _placed(ways, data, R)
         elif item.kind == "operator":
             legal = _narrowed(legal, _as_cut(item, ways, tensor, cutting))
             if number in makers:
-                legal = _narrowed(legal, _lie(ways, data, P, makers[number]))
+                legal = _narrowed(legal, _placed(ways, data, P, makers[number]))
             legal = _narrowed(legal, _by_samples(ways, data))
         elif item.node.op == "input":
-            legal = _narrowed(legal, _lie(ways, data, shard(0)) & _lie(ways, tensor, R))
+            legal = _narrowed(legal, _placed(ways, data, shard(0)) & _placed(ways, tensor, R))
         inside.append(np.where(legal, seconds, np.inf))
     return replace(built, seconds=replace(built.seconds, inside=tuple(inside)))
 
 
-def _lie(ways: tuple[Way, ...], axis: int | None, placement: Placement, output: int = 0) -> Array:
-    """Options one of whose outputs lies so along an axis."""
+def _placed(ways: tuple[Way, ...], axis: int | None, placement: Placement, output: int = 0) -> Array:
+    """Options whose output of an index has a placement along an axis."""
     return np.array([axis is None or way.outputs[output][axis] == placement for way in ways])
 
 
 def _narrowed(legal: Array, further: Array) -> Array:
-    """A further restriction, unless nothing is left."""
+    """The options of both restrictions; of the first alone if none satisfies both."""
     both = legal & further
     return both if both.any() else legal
 
 
 def _as_cut(item: Item, ways: tuple[Way, ...], axis: int | None, cutting: Cutting) -> Array:
-    """Options whose outputs lie along the tensor axis as the cut has them; a sum is finished before it is added to."""
+    """Options whose outputs have the placements of the cut along the tensor axis; additions get complete sums."""
     layouts = cutting.layouts.get(item.node)
     if axis is None or layouts is None or not any(type.rank for type in item.types):
         return np.ones(len(ways), bool)

@@ -1,4 +1,4 @@
-"""Quality of the planner, of other searches and of manual recipes over CPU time, on one problem under one cost."""
+"""Comparison of the planner, other searches and manual recipes on one problem under one cost: quality over CPU time."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from steptime_lab.planners.searches import BASELINES, search
 
 PLANNER: Final = "planner"
 GAP: Final = 1e-6
-"""Gap to which the planner is run: it is compared, so rounding is all that it may lose by."""
+"""Optimality gap of the planner: small, so that it loses to another method by rounding alone."""
 SEARCHES_S: Final = 2.0
-"""CPU seconds of all searches together, unless asked otherwise."""
+"""Default CPU seconds of all searches together."""
 PLANNER_S: Final = 30.0
-"""Seconds that the planner has."""
+"""Time limit of the planner."""
 ROUND_S: Final = 15.0
-"""Seconds of each of its rounds, in which moments are added, at least."""
+"""Least time limit of each round of the planner, in which moments are added."""
 RECIPE_S: Final = 5.0
-"""CPU seconds that the solver has for what a recipe leaves open."""
+"""CPU seconds of the solver for choices that a recipe leaves open."""
 LEAST_S: Final = 0.01
-"""CPU seconds that a search has, whatever those before it took."""
+"""Least CPU seconds of a search, however long the searches before it took."""
 NEEDS: Final = {"bayesian": "optuna", "learned": "sklearn"}
 """Baselines that need a package of the extra ``learn``."""
 METHODS: Final = (*(name for name in BASELINES if name != "exact"), *RECIPES)
@@ -51,17 +51,17 @@ METHODS: Final = (*(name for name in BASELINES if name != "exact"), *RECIPES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What one method found."""
+    """Result of one method."""
 
     name: str
     step_s: float | None = None
-    """None: nothing that fits."""
+    """Step time; None: no choice fits."""
     cpu_s: float = 0.0
     evaluations: int = 0
     stop: str = ""
     points: tuple[Point, ...] = ()
     choice: Sequence[int] | None = None
-    """Option of each item; None: nothing that fits."""
+    """Option of each item; None: no choice fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +73,12 @@ class Comparison:
     mesh: Mesh
     plan: ShardingPlan
     entries: tuple[Entry, ...]
-    """The planner first."""
+    """Results, the planner's first."""
     limit_bytes: float
     bound_s: float
-    """No method can be below it."""
+    """Lower bound of the step time of every method."""
     estimate: Estimate | None = None
-    """Of the planner's choice; None: the times are those of the devices alone."""
+    """Estimate of the planner's choice; None: times are of the devices alone."""
 
     @property
     def best_other(self) -> Entry | None:
@@ -135,16 +135,16 @@ def planners(
     """The planner, other searches and manual recipes on the shardings of one training step.
 
     Args:
-        model: as for :func:`steptime.sharding.shard.shard`, which also has the arguments of the capture.
+        model: the model argument of :func:`steptime.sharding.shard.shard`, which also documents those of the capture.
         cluster: catalogue name, file, or the record.
         gpus: devices of the mesh.
         mesh: ``data=2,model=4`` or ``2x4``; None: two axes, as equal as the devices allow.
-        memory_bytes: memory of a device for tensors; None: what it has; infinite: no limit.
+        memory_bytes: memory of a device for tensors; None: all that it has; infinite: no limit.
         methods: names of baselines and recipes; None: all.
-        cpu_s: CPU seconds of all searches together, in equal parts; what one leaves is for those after it. Planner and
-            recipes stop by themselves, or after 30 and 5 s.
-        seed: of the random numbers.
-        framework: as for :func:`steptime.sharding.shard.shard`.
+        cpu_s: CPU seconds of all searches together, in equal parts; later searches get time that earlier ones leave.
+            Planner and recipes stop by themselves, or after 30 and 5 s.
+        seed: seed of the random numbers.
+        framework: framework argument of :func:`steptime.sharding.shard.shard`.
         progress: called with methods done and methods to run.
 
     Raises:
@@ -175,7 +175,7 @@ def planners(
 
 
 def _whole(entry: Entry, plan: ShardingPlan, costing: Costing) -> Entry:
-    """What a method found as the estimate of its choice; times on its way with the least that a step adds to them."""
+    """A result with the estimated step time of its choice; times along the search get the least that a step adds."""
     points = tuple(replace(point, total_s=costing.least_s(point.total_s)) for point in entry.points)
     if entry.choice is None:
         return replace(entry, points=points)
@@ -192,7 +192,7 @@ def compared(
     model: str = "",
     cluster: str = "",
 ) -> Comparison:
-    """The planner and some methods on a problem that is built; an interruption keeps what was found before it."""
+    """The planner and some methods on a built problem; an interruption keeps the results up to then."""
     began = time.process_time()
     plan = planned(given, overlaps=False, gap=GAP, seconds=PLANNER_S, solver=_patient)
     plan = with_others(plan, GAP, EACH_S, inf)
@@ -235,7 +235,7 @@ def compared(
 
 
 def _patient(problem: Problem, *, gap: float, time_limit_s: float) -> Solution:
-    """The solver with time left for each round of the planner, which would end with a hasty one otherwise."""
+    """The solver with at least `ROUND_S` for each round, so that the last round of the planner is not cut short."""
     return solve(problem, gap=gap, time_limit_s=max(time_limit_s, ROUND_S))
 
 

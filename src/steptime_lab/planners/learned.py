@@ -13,21 +13,22 @@ from steptime.sharding.local_search import Meter, greedy, random_choice
 BATCH: Final = 32
 """Choices of one update of the policy."""
 RATE: Final = 2.0
-"""Step of the policy's own logits; that of the weights that all nodes share is 1/10 of it, over the number of nodes."""
+"""Step size of the policy's own logits; the weights shared by all nodes have 1/10 of it over the number of nodes."""
 FIRST: Final = 256
-"""Random choices from which the cost model is learned at first."""
+"""Random choices for the first fit of the cost model."""
 PROPOSED, TAKEN = 1024, 64
-"""Changed choices that the cost model ranks in a round, and how many of them are evaluated."""
+"""Changed choices that the cost model ranks in a round, and the number of them that are evaluated."""
 KEPT: Final = 4096
-"""Evaluated choices that the cost model is fitted to, at most: the latest."""
+"""The cost model is fitted to at most this many evaluated choices, the latest."""
 
 
 def policy_gradient(meter: Meter, rng: np.random.Generator) -> None:
     r"""REINFORCE over one categorical distribution per node, rewarded with minus the logarithm of the seconds.
 
-    Logits are features of an option times weights that all nodes share, plus a logit of its own; the mean reward of a
-    batch is the baseline, its spread the unit. ColocRL has a recurrent network over operators in place of the shared
-    weights, the same reward in place of the square root of the time, and measures each choice on a machine.
+    The logit of an option is its features times weights that all nodes share, plus a value of its own. The advantage is
+    the reward less the mean of its batch, over the standard deviation of the batch. ColocRL has a recurrent network
+    over operators in place of the shared weights, the square root of the time in its reward, and measures each choice
+    on a machine.
 
     Source: Mirhoseini et al., "Device placement optimization with reinforcement learning", arXiv 1706.04972.
     """
@@ -42,21 +43,21 @@ def policy_gradient(meter: Meter, rng: np.random.Generator) -> None:
         choices = np.minimum((chance.cumsum(axis=1) < draws).sum(axis=2), meter.problem.sizes - 1)
         reward = -np.log(np.maximum(meter.scores_s(choices), 1e-300))
         advantage = (reward - reward.mean()) / (reward.std() + 1e-9)
-        taken = np.zeros((BATCH, *legal.shape))
-        np.put_along_axis(taken, choices[:, :, None], 1.0, axis=2)
-        slope = np.einsum("b,bno->no", advantage, taken - chance) / BATCH
+        chosen = np.zeros((BATCH, *legal.shape))
+        np.put_along_axis(chosen, choices[:, :, None], 1.0, axis=2)
+        slope = np.einsum("b,bno->no", advantage, chosen - chance) / BATCH
         own += RATE * slope
         shared += RATE / 10 / count * np.einsum("no,nof->f", slope, features)
 
 
 def _features(meter: Meter) -> tuple[Array, Array]:
-    """Of each option: its shares of the dearest cost, edges and bytes of its node, its tags; and which exist."""
+    """Features (nodes, options, features): cost, edges and bytes relative to the node's largest, tags; and a mask."""
     soft, sizes = meter.soft, meter.problem.sizes
     axes = max((node.tags.shape[1] for node in soft.nodes if node.tags is not None), default=0)
     out = np.zeros((len(sizes), int(sizes.max(initial=0)), 3 + axes))
-    for node, (moments, taken) in enumerate(soft.held):
+    for node, (moments, held_bytes) in enumerate(soft.held):
         edges = sum((matrix.mean(axis=1) for _, matrix in soft.incident[node]), np.zeros(sizes[node]))
-        rows = (soft.nodes[node].cost_s, edges, taken.sum(axis=1) if len(moments) else np.zeros(sizes[node]))
+        rows = (soft.nodes[node].cost_s, edges, held_bytes.sum(axis=1) if len(moments) else np.zeros(sizes[node]))
         for at, row in enumerate(rows):
             out[node, : sizes[node], at] = row / (np.abs(row).max() or 1.0)
         tags = soft.nodes[node].tags
@@ -87,7 +88,7 @@ def bayesian(meter: Meter, rng: np.random.Generator) -> None:
 def learned_cost(meter: Meter, rng: np.random.Generator) -> None:
     """Extremely randomised trees learn the cost from evaluated choices and rank changed ones; the best are evaluated.
 
-    Changed are the best choices so far: each node with a probability of two nodes a choice, or half of another choice.
+    Proposals are mutations of the best choices so far, two nodes on average; three in ten are crossed with another one.
     """
     ensemble = needed("sklearn.ensemble", "this baseline")
     choices = np.concatenate([greedy(meter)[None, :], random_choice(meter, rng, FIRST)])

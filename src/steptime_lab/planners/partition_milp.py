@@ -16,8 +16,8 @@ from steptime.simulation.partition import SplitTask
 def proved_slowest_s(task: SplitTask) -> float | None:
     r"""Seconds of the slowest rank of the best split, by HiGHS; None where no split fits into the memory.
 
-    Binaries $y_{i,s}$ say that item $i$ is on stage $s$ or before it. They fall with $i$, grow with $s$, and each stage
-    has an item more than the one before.
+    Binaries $y_{i,s}$ say that item $i$ is on stage $s$ or an earlier one. They do not increase with $i$, do not
+    decrease with $s$, and each stage has at least one item.
     """
     if task.stages == 1:
         return task.slowest_s((task.items,)) if task.fits((task.items,)) else None

@@ -1,12 +1,12 @@
-r"""Placement learnt by trial: a policy that assigns layers to stages, taught by the simulated step time.
+r"""Placement by reinforcement learning: a policy that assigns layers to stages, rewarded by the simulated step time.
 
-The baseline of placement by reinforcement learning: the state is the next item and what is placed, the action the
-stage that has it (that of the item before, or the next one), the reward minus the step time. The policy is a softmax of
-two actions, $\Pr(\text{next}) = 1 / (1 + e^{-\theta \cdot x})$ with the features $x$ of the state; its gradient is that
-of REINFORCE with the mean reward of a batch as baseline.
+The state is the next item and the placement of the items before it, the action its stage (the stage of the item before,
+or the next one), the reward minus the step time. The policy is a softmax of two actions,
+$\Pr(\text{next}) = 1 / (1 + e^{-\theta \cdot x})$ with the features $x$ of the state; its gradient is that of REINFORCE
+with the mean reward of a batch as baseline.
 
 Source: Mirhoseini et al., arXiv 1706.04972, device placement by policy gradients; called ColocRL in
-surveys. The policy here has no recurrent network: a pipeline is a chain.
+surveys. The policy here has no recurrent network, because a pipeline is a chain.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from steptime.num import Array
 from steptime.simulation.partition import Counts, SplitTask
 
 BATCH: Final = 16
-"""Splits of which one step of learning is made."""
+"""Splits of one step of learning."""
 RATE: Final = 1.0
-"""Step of the parameters, as a share of the normed gradient."""
+"""Step size of the parameters; the norm of the gradient is clipped to 1."""
 OVERFULL: Final = 2.0
-"""Step time, relative to the mean, that a split counts which does not fit into the memory."""
+"""Step time, relative to the mean, of a split that does not fit into the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """What the learner found."""
+    """Result of the learner."""
 
     counts: Counts
-    """Items of each stage of the best split that it played."""
+    """Items of each stage of the best split that was simulated."""
     seconds: float
     simulations: int
-    """Splits that were simulated; one that comes again is not."""
+    """Number of different splits that were simulated."""
     history_s: Array
     """Mean step time of each batch (s)."""
 
 
 def learnt(task: SplitTask, seconds_of: Callable[[Counts], float], batches: int, seed: int = 0) -> Learnt:
-    """Learns to place items.
+    """Learn to place items.
 
     Args:
-        task: what to place.
-        seconds_of: step time of a split, as it is played.
+        task: items, stages and memory.
+        seconds_of: simulated step time of a split.
         batches: steps of learning, of :data:`BATCH` splits each.
-        seed: of the choices.
+        seed: seed of the choices.
     """
     random = np.random.default_rng(seed)
     weights = np.zeros(task.stages + 4)
@@ -61,9 +61,9 @@ def learnt(task: SplitTask, seconds_of: Callable[[Counts], float], batches: int,
             if counts not in known:
                 known[counts] = seconds_of(counts)
         times = np.array([known[counts] if task.fits(counts) else np.inf for counts, _ in played])
-        usual = times[np.isfinite(times)].mean() if np.isfinite(times).any() else 1.0
-        history.append(float(usual))
-        reward = -np.where(np.isfinite(times), times / usual, OVERFULL)
+        mean_s = times[np.isfinite(times)].mean() if np.isfinite(times).any() else 1.0
+        history.append(float(mean_s))
+        reward = -np.where(np.isfinite(times), times / mean_s, OVERFULL)
         advantage = (reward - reward.mean()) / (reward.std() or 1.0)
         gradient = sum(each * slope for each, (_, slope) in zip(advantage, played, strict=True)) / BATCH
         weights = weights + RATE * gradient / max(float(np.linalg.norm(gradient)), 1.0)

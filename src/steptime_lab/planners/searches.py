@@ -1,4 +1,4 @@
-"""Baselines by name: at random, greedy, descent, Markov chain Monte Carlo, axis by axis, tree by tree, learned."""
+"""Baselines by name: random, greedy, descent, Markov chain Monte Carlo, axis by axis, tree by tree, learned."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from steptime.sharding.problem import Problem, feasible, memories_bytes, only, t
 BATCH: Final = 64
 """Random choices evaluated at once."""
 BETA: Final = 1000.0
-"""Inverse temperature of the chain, as a multiple of one over the total: 1/1000 more is accepted with odds 1/e."""
+"""Inverse temperature of the chain, over the total: an increase by 1/1000 is accepted with probability 1/e."""
 RETURN: Final = 2000
-"""Proposals without a new best after which the Markov chain goes back to the best."""
+"""Proposals without a new best after which the Markov chain returns to the best choice."""
 
 
 def at_random(meter: Meter, rng: np.random.Generator) -> None:
@@ -30,15 +30,15 @@ def at_random(meter: Meter, rng: np.random.Generator) -> None:
 
 
 def greedily(meter: Meter, rng: np.random.Generator) -> None:
-    """One choice: see :func:`greedy`."""
+    """The single choice of :func:`greedy`."""
     greedy(meter)
 
 
 def mcmc(meter: Meter, rng: np.random.Generator) -> None:
-    """Metropolis sampling as FlexFlow searches: one node's option is proposed at a time, and its change evaluated.
+    """Metropolis sampling as in FlexFlow: the option of one node is proposed at a time, and its change evaluated.
 
-    A proposal is accepted with probability min(1, exp(-beta change)); after a while without a new best the chain goes
-    back to the best. It starts from the greedy choice (FlexFlow: from known strategies, too).
+    A proposal is accepted with probability min(1, exp(-beta change)); after :data:`RETURN` proposals without a new best
+    the chain returns to the best. It starts from the greedy choice (FlexFlow: also from known strategies).
 
     Source: Jia et al., "Beyond data and model parallelism for deep neural networks", arXiv 1807.05358, section 6.2.
     """
@@ -62,10 +62,10 @@ def mcmc(meter: Meter, rng: np.random.Generator) -> None:
 
 
 def trees(meter: Meter, rng: np.random.Generator) -> None:
-    """Dynamic programming: exact where reductions leave nothing of the graph, which they do for chains and trees.
+    """Dynamic programming: exact where reductions eliminate the whole graph, as they do for chains and trees.
 
-    Elsewhere the other nodes are held and those of a random tree are solved exactly, tree after tree, from the greedy
-    choice: the total never rises. A price on memory rises until the choice fits.
+    Otherwise the nodes of random trees are solved exactly, tree after tree, with the other nodes fixed, starting from
+    the greedy choice: the total never increases. A price on memory is raised until the choice fits.
     """
     start = greedy(meter)
     unit_s = unit_of(meter)
@@ -84,7 +84,7 @@ def trees(meter: Meter, rng: np.random.Generator) -> None:
 
 
 STILL: Final = 8
-"""Trees in a row that change nothing, after which the descent ends."""
+"""The descent ends after this number of trees in a row without an improvement."""
 
 
 def _tree_by_tree(meter: Meter, problem: Problem, choice: Array, rng: np.random.Generator, *, forever: bool) -> Array:
@@ -108,7 +108,7 @@ def _tree_by_tree(meter: Meter, problem: Problem, choice: Array, rng: np.random.
 
 
 def _forest(problem: Problem, rng: np.random.Generator) -> set[int]:
-    """Nodes, as many as a random order gives, that form no circle among them."""
+    """Nodes whose subgraph has no cycle, added greedily in random order."""
     group = list(range(len(problem.nodes)))
 
     def root(node: int) -> int:
@@ -144,7 +144,7 @@ for _name, _place in {
 
 
 def search(method: str, problem: Problem, budget: Budget | None = None, seed: int = 0) -> Trace:
-    """Runs a baseline by its name; Ctrl-C ends it with what it has.
+    """Run a baseline by its name; Ctrl-C ends it with its best choice so far.
 
     Raises:
         UnknownNameError: the name is unknown.

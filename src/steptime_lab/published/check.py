@@ -1,4 +1,4 @@
-"""Checks the published mode against figures of the published code; shows what each corrected defect changes."""
+"""Check of the published mode against figures of the published code, and the changes by each corrected defect."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Winner:
 
 Winners = dict[Point, Winner | None]
 Search = Callable[[int], list[tuple[Point, Found]]]
-"""Runs a group of searches, given how many best configurations to keep."""
+"""Runs a group of searches; its argument is the number of best configurations to keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Best throughput after a fix over that before it, at the points where it differs."""
+    """Ratio of the best throughput after a fix to the one before it, at the points where they differ."""
 
     points: int
     least: float
@@ -77,7 +77,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What one fix, or several, does to the published results."""
+    """Changes of the published results by one fix or several."""
 
     name: str
     """Switch that is turned off, ``all_switches``, or ``corrected_mode``."""
@@ -85,9 +85,9 @@ class Change:
     both: int
     """Points that are feasible before and after."""
     plans: int
-    """Those of them that have another best configuration."""
+    """Points feasible before and after whose best configuration changes."""
     ratios: dict[str, Ratio]
-    """By model."""
+    """Model -> ratio of throughput."""
     gained: tuple[Point, ...]
     """Points that become feasible."""
     lost: tuple[Point, ...]
@@ -95,7 +95,7 @@ class Change:
 
 
 def searches(method: Method, space: Space) -> Iterator[Search]:
-    """The searches of all points in groups that share their layers; each is run by calling it."""
+    """The searches of all points, in groups that share their layers; calling a group runs it."""
     clusters = {(device, n): load_cluster(f"published-{device}-nvs{n}") for device in DEVICES for n in FAST_DOMAINS}
     for model, strategy, device in product(MODELS, STRATEGIES, DEVICES):
         points = [
@@ -145,7 +145,7 @@ def winners(method: Method, space: Space, progress: Callable[[], None] | None = 
 
 
 def compare(name: str, fix: str, before: Winners, after: Winners) -> Change:
-    """What changed from one set of winners to another."""
+    """Changes from one set of winners to another."""
     both = [(p, b, a) for p, b in before.items() if b is not None and (a := after[p]) is not None]
     ratios = {}
     for model in MODELS:
@@ -165,7 +165,7 @@ def compare(name: str, fix: str, before: Winners, after: Winners) -> Change:
 
 
 def variants() -> dict[str, tuple[str, Method, Space]]:
-    """Name -> what it does, its method and its space: each fix alone, all of them, and the corrected mode."""
+    """Name -> description, method and space: each fix alone, all of them, and the corrected mode."""
 
     def published(defects: Defects) -> tuple[Method, Space]:
         return PublishedMethod(defects), PublishedSpace(defects=defects)
@@ -179,7 +179,7 @@ def variants() -> dict[str, tuple[str, Method, Space]]:
 
 
 def corrections(progress: Progress | None = None) -> tuple[int, list[Change]]:
-    """Feasible points of the published model, and what each fix changes.
+    """Number of feasible points of the published model, and the changes by each fix.
 
     Args:
         progress: called with groups of searches done and all groups.
@@ -213,32 +213,32 @@ class Check:
 
     name: str
     cases: int = 0
-    """Configurations, points or counts."""
+    """Number of configurations, points or counts."""
     figures: int = 0
-    """Numbers that were compared."""
+    """Number of values that were compared."""
     worst: float = 0.0
     """Largest relative error."""
     where: str = ""
-    """Case and figure of it."""
+    """Case and figure with the largest relative error."""
     mismatches: list[str] = field(default_factory=list)
-    """What is not a number and differs."""
+    """Differences other than errors of numbers."""
 
     def number(self, here: Any, there: Any, where: str) -> None:
-        """Compares two numbers."""
+        """Compare two numbers."""
         self.figures += 1
         error = abs(float(here) - float(there)) / (abs(float(there)) or 1.0)
         if not error <= self.worst:
             self.worst, self.where = error, where
 
     def same(self, here: object, there: object, where: str) -> None:
-        """Compares what must be equal."""
+        """Compare two values that must be equal."""
         self.figures += 1
         if here != there:
             self.mismatches.append(f"{where}: {here} instead of {there}")
 
 
 def check_layers(progress: Progress | None = None) -> Check:
-    """Work, traffic, times, weights and kept bytes of every operation, and the totals, of random configurations."""
+    """Check work, traffic, times, weights and kept bytes of operations, and totals, in random configurations."""
     check = Check(name="operations and totals of random configurations")
     with gzip.open(require_data("published_layers.jsonl.gz"), "rt", encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
@@ -379,7 +379,7 @@ def _best_rows() -> dict[Point, list[dict[str, str]]]:
 
 
 def check_search(progress: Progress | None = None) -> tuple[Check, Check]:
-    """The ten best configurations of every search with all their statistics, and the numbers of candidates."""
+    """Check the ten best configurations of every search with all statistics, and the numbers of candidates."""
     best, counts = Check(name="best configurations of the searches"), Check(name="numbers of candidates")
     published = _best_rows()
     expected = json.loads(require_data("published_candidate_counts.json").read_text(encoding="utf-8"))
@@ -417,10 +417,10 @@ def _check_point(check: Check, point: Point, found: Found, rows: list[dict[str, 
 
 
 def check_all(progress: Progress | None = None) -> list[Check]:
-    """All checks.
+    """Run all checks.
 
     Raises:
-        UserError: the files are not here; the message says how to point steptime to them.
+        UserError: the files are missing; the message says how to point steptime to them.
     """
     if data_root() is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The published mode: its search space, candidate for candidate, and the statistics that its code prints."""
+"""The published mode: its exact search space, and the statistics that the published code prints."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from steptime.search.modes import Mode
 from steptime_lab.published.rows import PUBLISHED, Defects
 
 LEAST_WIDTH = 128
-"""A shard of the hidden dimension, of 3 x hidden, or of the sequence is at least so wide."""
+"""Least width of a shard of the hidden dimension, of 3 x hidden, or of the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSpace(Space):
-    """Degrees divide everything, and a fast domain is filled exactly, as far as the defects say so."""
+    """Search space with degrees that divide evenly and exactly filled fast domains, while the defects are kept."""
 
     name: ClassVar[str] = "published"
     defects: Defects = Defects()  # noqa: RUF009 - frozen
 
     def fixed(self, values: Mapping[str, int]) -> PublishedSpace:
-        """The space as published: constraints select from it."""
+        """The unchanged space: constraints select from it."""
         return self
 
     def meshes(self, job: Job, strategy: Strategy) -> Plans:
@@ -120,7 +120,7 @@ TERA, GIGA = 1e-12, 1e-9
 
 
 def flops_of(time: PhaseTime, e: Evaluation) -> Num:
-    """Vector work of fused attention is counted as the matrix work that would take as long."""
+    """FLOPs of a phase; vector work of fused attention counts as the matrix work that takes equally long."""
     rate = e.machine.matrix_flops_per_s / e.machine.vector_flops_per_s
     return time.matrix_flops + time.vector_flops * (rate if time.row.operator == "fused_attention" else 1.0)
 

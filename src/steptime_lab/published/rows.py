@@ -1,4 +1,4 @@
-"""Rows and rules of the published transformer model: the operation tables of arXiv 2410.00273, defects included."""
+"""Rows and rules of the published transformer model: the operation tables of arXiv 2410.00273 with their defects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _kept(fix: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defects:
-    """Which defects are kept; all of them by default, which is the published code to twelve digits."""
+    """Switches of the kept defects. By default all are kept, which reproduces the published code to twelve digits."""
 
     summa_norm_width: bool = _kept("SUMMA norms are e/m1 wide, not l/m1")
     """The code hands the two norms of a SUMMA layer rows of $l/m_1$ elements, where a shard of the hidden dimension has
@@ -92,7 +92,7 @@ class Defects:
 
 
 FIXES: dict[str, str] = {f.name: f.metadata["fix"] for f in fields(Defects)}
-"""Switch -> what turning it off does, in one line."""
+"""Switch -> effect of turning it off, in one line."""
 
 NONE = Defects().without(*FIXES)
 """Every defect corrected."""
@@ -181,7 +181,7 @@ def _gather_and_scatter(s: _Shape, size_bytes: Num) -> tuple[Transfer, ...]:
 
 
 def _core(s: _Shape, pairs: Num, rows: Num, keys: Num) -> Core:
-    """Size of the attention core, with dropout, as the paper counts it."""
+    """Size of the attention core with dropout, by the paper's count."""
     return Core(
         pairs=pairs,
         rows=rows,
@@ -278,7 +278,7 @@ def _attention(s: _Shape, job: Job, plans: Plans) -> tuple[Row, ...]:
 
 Maker = Callable[[str, str], Row]
 Biases = dict[str, tuple[Num, Num, bool]]
-"""Bias -> tokens, width, and whether the ranks of the replicated axis all hold it and see some of the tokens."""
+"""Bias -> tokens, width, and whether it is replicated over an axis whose ranks each process a part of the tokens."""
 
 
 def _assemble(
@@ -337,7 +337,7 @@ class Tensor1D(Published):
     gradient_axes: ClassVar[tuple[str, ...]] = ("dp",)
 
     def block(self, job: Job, plans: Plans) -> Block:
-        """Biases of the row-parallel products run on the whole activation, or on the sequence shard."""
+        """The block; biases of row-parallel products run on the whole activation, or on the sequence shard."""
         s = _Shape(job, plans, None, self.defects)
         row = (s.b * s.l, s.e, False) if self.defects.unsharded_row_biases else (s.b * s.shard, s.e, True)
         biases: Biases = {"fc1-bias": (s.b * s.l, s.fl, False), "fc2-bias": row, "vproj-bias": row}
@@ -353,7 +353,7 @@ class Context2D(Published):
     gradient_axes: ClassVar[tuple[str, ...]] = ("dp", "cp")
 
     def block(self, job: Job, plans: Plans) -> Block:
-        """Biases of the row-parallel products are sharded in two ways, or both over the sequence."""
+        """The block; biases of row-parallel products are sharded in two ways, or both over the sequence."""
         s = _Shape(job, plans, "cp", self.defects)
         row = (s.b * s.shard, s.e, True)
         biases: Biases = {
@@ -374,7 +374,7 @@ class Summa2D(Published):
     replicated_axis: ClassVar[str] = "tp2"
 
     def block(self, job: Job, plans: Plans) -> Block:
-        """Activations and weights are cut over both axes."""
+        """The block; activations and weights are cut over both axes."""
         s = _Shape(job, plans, "tp2", self.defects)
         products = {
             "fc1": _summa(s, "fc1", "mlp", s.e, s.fl, plans.panels),
@@ -410,20 +410,20 @@ class PublishedMethod(Method):
         )
 
     def micro_batches(self, job: Job, plans: Plans) -> Num:
-        """Whole micro-batches of a whole share: a remainder is dropped, or rounded up."""
+        """Micro-batches of a replica; remainders are dropped, or rounded up as in the corrected method."""
         if not self.defects.equal_shares:
             return CORRECTED.micro_batches(job, plans)
         return floor_div(floor_div(job.global_batch, plans.dp), plans.micro_batch)
 
     def stage_split(self, job: Job, plans: Plans) -> StageSplit:
-        """All stages alike, or uneven as in the corrected method."""
+        """Layers of stages: equal, or uneven as in the corrected method."""
         if not self.defects.equal_stages:
             return CORRECTED.stage_split(job, plans)
         layers = floor_div(job.model.layers, plans.pp)
         return StageSplit(first=layers, middle=layers, last=layers)
 
     def slow_link_share(self, plans: Plans) -> Num:
-        """The code asks for the time of a message among one rank, which is zero, wherever ``in_pp > 1``."""
+        """Share of the slow links' time: 0 where ``in_pp > 1``, since the code times a message among one rank."""
         return where(plans.in_pp > 1, 0.0, 1.0) if self.defects.free_slow_stage_links else 1.0
 
 

@@ -1,1 +1,1 @@
-"""Replicas kept consistent through all-reduce or parameter servers, played."""
+"""Simulation of replicas kept consistent by all-reduce or through parameter servers."""

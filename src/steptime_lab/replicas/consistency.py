@@ -1,7 +1,7 @@
-r"""Data-parallel training through parameter servers, played clock by clock: bulk-, stale-synchronous, asynchronous.
+r"""Simulation of data-parallel training through parameter servers: bulk-synchronous, stale-synchronous, asynchronous.
 
-Each of $n$ workers repeats a clock: it asks for the parameters (pull), computes, and sends its gradients (push). One
-may begin clock $c$ once all workers have pushed their clock $c - s - 1$, where $s$ is the staleness bound: 0 is
+Each of $n$ workers repeats a clock: it asks for the parameters (pull), computes, and sends its gradients (push). A
+worker may begin clock $c$ once all workers have pushed their clock $c - s - 1$, where $s$ is the staleness bound: 0 is
 bulk-synchronous (BSP), infinity asynchronous (ASP), between them stale-synchronous (SSP, Ho et al. 2013).
 
 All servers together are one queue for pushes and one for pulls, first come first served, because each worker sends the
@@ -23,66 +23,66 @@ ASYNCHRONOUS: Final = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """What one clock of a worker takes when nobody else is there; seconds."""
+    """Times of one clock of a worker without other workers; seconds."""
 
     forward_s: float
     """Passes that need the parameters one piece after the other."""
     between_s: float
-    """Computing during which neither a pull nor a push can run."""
+    """Compute with which neither a pull nor a push overlaps."""
     backward_s: float
     """Passes that finish the gradients one piece after the other."""
     pull_s: float
-    """Parameters over the worker's link."""
+    """Transfer of parameters over the worker's link."""
     push_s: float
-    """Gradients over the worker's link."""
+    """Transfer of gradients over the worker's link."""
     serve_pull_s: float
-    """Parameters of one worker over the servers' links."""
+    """Transfer of one worker's parameters over the servers' links."""
     serve_push_s: float
-    """Gradients of one worker over the servers' links, or into their memory if that is slower."""
+    """Transfer of one worker's gradients over the servers' links, or into their memory if that is slower."""
     latency_s: float = 0.0
-    """Of a pull, and of a push."""
+    """Latency of a pull, and of a push."""
     round_s: float = 0.0
-    """Work of the servers once all gradients of a clock are there."""
+    """Work of the servers once all gradients of a clock have arrived."""
     pieces: int = 1
     """Pieces in which parameters and gradients travel during the passes; 1: nothing overlaps."""
 
     @property
     def compute_s(self) -> float:
-        """What a worker computes in a clock."""
+        """Compute of a worker in a clock."""
         return self.forward_s + self.between_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """Something fails once and comes back."""
+    """One failure and recovery of a worker or a server."""
 
     at_s: float
     down_s: float
     worker: int | None = None
-    """Which worker fails; None: a server does, and with it the shard of the parameters that all need."""
+    """Index of the worker that fails; None: a server, whose shard of the parameters all workers need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """When every clock of every worker happened; arrays are workers by clocks, seconds."""
+    """Times of every clock of every worker; arrays of seconds (workers, clocks) unless noted."""
 
     bound: int
     free_s: Array
-    """The worker is done with the clock before."""
+    """When the worker has finished the clock before."""
     pulled_s: Array
-    """It asks for the parameters: all others have come far enough."""
+    """When the worker asks for the parameters, once the staleness bound allows it."""
     waited_s: Array
-    """How long it waited for others, before it asked or, in an all-reduce, after it computed."""
+    """Duration of waiting for other workers: before the pull or, in an all-reduce, after computing."""
     done_s: Array
-    """Its gradients are at the servers."""
+    """When the worker's gradients are at the servers."""
     compute_s: Array
-    """What it computes in the clock."""
+    """Duration of computing in the clock."""
     gate_s: Array
-    """All workers have pushed this clock (by clock)."""
+    """When all workers have pushed a clock (clocks)."""
 
     @property
     def clocks_behind(self) -> Array:
-        """Clocks of updates that the slowest worker still owes to a pull, against BSP; at most `bound`."""
+        """Clocks of updates that a pull lacks compared with BSP; at most `bound`."""
         clocks = np.arange(self.pulled_s.shape[1])
         complete = np.searchsorted(self.gate_s, self.pulled_s, side="right")
         behind: Array = np.maximum(clocks - complete, 0)
@@ -90,7 +90,7 @@ class Timeline:
 
     @property
     def delays(self) -> Array:
-        """Gradients of others that the servers got between a worker's pull and its push: the delay of its gradient."""
+        """Delay of each gradient: gradients of others that reached the servers between its pull and its push."""
         order = np.sort(self.done_s, axis=None)
         before = np.searchsorted(order, self.done_s, side="left")
         seen = np.searchsorted(order, self.pulled_s, side="right")
@@ -98,20 +98,20 @@ class Timeline:
         return late
 
     def window(self) -> tuple[int, int]:
-        """Two clocks of the slowest worker: a quarter of the way, and three quarters or where another one runs out."""
+        """First and last clock of the steady part: from a quarter to three quarters, or to the end of a worker."""
         clocks = len(self.gate_s)
         last = int(np.searchsorted(self.gate_s, float(self.done_s[:, -1].min()), side="left")) - 1
         last = max(min(last, 3 * clocks // 4), 1)
         return min(clocks // 4, last // 2), last
 
     def rate_per_s(self) -> float:
-        """Gradients that arrive per second, between two ends of clocks of the slowest worker."""
+        """Gradients that arrive per second within the window."""
         first, last = self.window()
         begin, end = self.gate_s[first], self.gate_s[last]
         return float(((self.done_s > begin) & (self.done_s <= end)).sum() / (end - begin))
 
     def shares(self) -> tuple[float, float, float]:
-        """Shares of the workers' time: computing, exchanging, and waiting for others at the bound."""
+        """Shares of the workers' time: computing, exchanging, and waiting for others."""
         first, last = self.window()
         inside = (self.done_s > self.gate_s[first]) & (self.done_s <= self.gate_s[last])
         whole = float((self.done_s - self.free_s)[inside].sum())
@@ -120,7 +120,7 @@ class Timeline:
         return computing, 1 - computing - waiting, waiting
 
     def time_of(self, count: int) -> float:
-        """When the servers had ``count`` gradients."""
+        """Time at which the servers have ``count`` gradients."""
         return float(np.sort(self.done_s, axis=None)[count - 1])
 
 
@@ -143,7 +143,7 @@ def draw_factors(workers: int, clocks: int, *, jitter: float, slow: float, slow_
 
 
 class _Link:
-    """A queue at the servers, first come first served, whose clock stands still while a server is down."""
+    """A queue at the servers, first come first served, which stops while a server is down."""
 
     def __init__(self, service_s: float, outage: Outage | None) -> None:
         self._service_s = service_s
@@ -152,7 +152,7 @@ class _Link:
         self._at_s, self._down_s = (outage.at_s, outage.down_s) if fails and outage is not None else (np.inf, 0.0)
 
     def finish_s(self, asked_s: Array) -> Array:
-        """When requests, in the order of their times, are served."""
+        """Times at which requests, in order of their times, are served."""
         late = np.maximum(asked_s - self._down_s, self._at_s)
         at = np.where(asked_s < self._at_s, asked_s, late)
         steps = self._service_s * np.arange(len(at))
@@ -163,7 +163,7 @@ class _Link:
 
 
 class _Run:
-    """State of a simulation between windows in which no worker both asks and answers."""
+    """State of a simulation that advances in windows in which no worker both pulls and pushes."""
 
     def __init__(self, cycle: Cycle, factors: Array, bound: int, outage: Outage | None) -> None:
         self.cycle, self.factors, self.bound = cycle, factors, bound
@@ -173,31 +173,31 @@ class _Run:
         self.ready, self.push_at = np.zeros(workers), np.full(workers, np.inf)
         self.free_s, self.pulled_s, self.done_s = (np.full((workers, clocks), np.inf) for _ in range(3))
         self.gate_s = np.full(clocks + 1, np.inf)
-        self.gate_s[-1] = 0.0  # of the clocks before the first
+        self.gate_s[-1] = 0.0  # index -1: the clocks before the first
         self.complete = 0
         self.up, self.down = _Link(cycle.serve_push_s, outage), _Link(cycle.serve_pull_s, outage)
         self.outage = outage if outage is not None and outage.worker is not None else None
         least = cycle.forward_s + cycle.between_s + cycle.backward_s / cycle.pieces
         self.ahead_s = float(factors.min()) * least
-        """No push follows its pull sooner, so that pushes and pulls of so long a window do not depend on each other."""
+        """Least time from a pull to its push: pushes and pulls within a window of this length are independent."""
 
     def pull_at(self) -> Array:
-        """When each worker asks for parameters; infinity while it computes, waits at the bound, or is finished."""
+        """Time at which each worker asks for parameters; infinity while it computes, waits, or has finished."""
         clocks = self.factors.shape[1]
         gate = self.gate_s[np.maximum(self.clock - self.bound - 1, -1)]
         busy = (self.push_at < np.inf) | (self.clock >= clocks)
         return np.where(busy, np.inf, np.maximum(self.free, gate))
 
     def push(self, limit_s: float) -> None:
-        """All pushes before the limit."""
+        """Play all pushes before the limit."""
         who = np.flatnonzero(self.push_at < limit_s)
         if not len(who):
             return
         who = who[np.argsort(self.push_at[who], kind="stable")]
         c, asked = self.cycle, self.push_at[who]
         backward_s = c.backward_s * self.factors[who, self.clock[who]]
-        shown = self.ready[who] + backward_s + c.push_s / c.pieces
-        done = c.latency_s + np.maximum(np.maximum(shown, asked + c.push_s), self.up.finish_s(asked))
+        last_piece = self.ready[who] + backward_s + c.push_s / c.pieces
+        done = c.latency_s + np.maximum(np.maximum(last_piece, asked + c.push_s), self.up.finish_s(asked))
         self.done_s[who, self.clock[who]] = self.free[who] = done
         self.clock[who] += 1
         self.push_at[who] = np.inf
@@ -206,7 +206,7 @@ class _Run:
             self.complete += 1
 
     def pull(self, limit_s: float) -> None:
-        """All pulls before the limit, in which pushes before it have happened."""
+        """Play all pulls before the limit; pushes before it have been played."""
         at = self.pull_at()
         who = np.flatnonzero(at < limit_s)
         if self.outage is not None and self.outage.worker in who and self._fails(float(at[self.outage.worker])):
@@ -218,14 +218,14 @@ class _Run:
         c, asked, factor = self.cycle, at[who], self.factors[who, self.clock[who]]
         self.free_s[who, self.clock[who]] = self.free[who]
         self.pulled_s[who, self.clock[who]] = asked
-        come = c.latency_s + np.maximum(asked + c.pull_s, self.down.finish_s(asked))
+        arrived = c.latency_s + np.maximum(asked + c.pull_s, self.down.finish_s(asked))
         forward_s = c.forward_s * factor
         first = asked + c.latency_s + c.pull_s / c.pieces + forward_s
-        self.ready[who] = np.maximum(first, come + forward_s / c.pieces) + c.between_s * factor
+        self.ready[who] = np.maximum(first, arrived + forward_s / c.pieces) + c.between_s * factor
         self.push_at[who] = self.ready[who] + c.backward_s * factor / c.pieces
 
     def _fails(self, asked_s: float) -> bool:
-        """Whether the clock that a worker is about to begin is the one that it loses; it begins when it is back."""
+        """Whether the worker loses the clock that it is about to begin; then it starts again after the outage."""
         assert self.outage is not None and self.outage.worker is not None
         worker, c = self.outage.worker, self.cycle
         alone_s = c.pull_s + c.push_s + 2 * c.latency_s + c.compute_s * self.factors[worker, self.clock[worker]]
@@ -239,13 +239,13 @@ class _Run:
 def simulate(cycle: Cycle, factors: Array, bound: int, outage: Outage | None = None) -> Timeline:
     """Play all clocks of all workers.
 
-    Time moves in windows, in which all pushes and then all pulls are played at once: no push follows its pull in one.
+    Time advances in windows shorter than any pull and its push, in which all pushes and then all pulls are played.
 
     Args:
-        cycle: what one clock takes.
-        factors: of the computing time, workers by clocks (:func:`draw_factors`).
+        cycle: times of one clock.
+        factors: factors of the computing time, workers by clocks (:func:`draw_factors`).
         bound: clocks by which a worker may be ahead of the slowest; :data:`ASYNCHRONOUS` for no bound.
-        outage: something that fails once; work in flight at a worker that fails is done again.
+        outage: a failure; a worker that fails repeats the work in flight.
 
     >>> cycle = Cycle(forward_s=1, between_s=0, backward_s=2, pull_s=1, push_s=1, serve_pull_s=0.5, serve_push_s=0.5)
     >>> run = simulate(cycle, np.ones((2, 8)), bound=0)
@@ -272,13 +272,13 @@ def simulate(cycle: Cycle, factors: Array, bound: int, outage: Outage | None = N
 
 
 def all_reduced(compute_s: float, exchange_s: float, factors: Array, outage: Outage | None = None) -> Timeline:
-    """The same training with an all-reduce: every step ends when the slowest worker and the exchange have.
+    """Data-parallel training with an all-reduce: a step is the slowest worker's compute, then the exchange.
 
     Args:
-        compute_s: what a worker computes in a step.
+        compute_s: compute of a worker in a step.
         exchange_s: exposed part of the all-reduce.
-        factors: of the computing time, workers by clocks.
-        outage: a worker that fails, and all wait for it; the step in flight is done again.
+        factors: factors of the computing time, workers by clocks.
+        outage: failure of a worker, for which all wait; the step in flight is repeated.
 
     >>> all_reduced(1.0, 0.5, np.array([[1.0, 1.0], [2.0, 1.0]])).gate_s.tolist()
     [2.5, 4.0]

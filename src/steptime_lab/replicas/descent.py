@@ -1,4 +1,4 @@
-r"""Stochastic gradient descent with the stale parameters of a played run, and the bounds of the theory.
+r"""Stochastic gradient descent with the stale parameters of a simulated run, and the bounds of theory.
 
 The problem is small and convex: absolute deviations $f_t(x) = |a_t^\top (x - x^*)|$ with unit vectors $a_t$, so that
 gradients are no longer than $L = 1$ and the least loss is 0. Step sizes follow theorem 1 of Ho
@@ -20,34 +20,34 @@ from steptime_lab.replicas.consistency import ASYNCHRONOUS, Timeline
 DIMENSIONS: Final = 16
 LIPSCHITZ: Final = 1.0
 DIAMETER: Final = 1.0
-"""F of the theorem: parameters are no further than sqrt(2) F from each other. The start is 1 from the best ones."""
+"""$F$ of the theorem: parameters are at most sqrt(2) F from each other. The start is 1 from the optimum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleDescent:
-    """What descent with stale parameters did, and what the theory allows; the unit is that of the parameters."""
+    """Result of descent with stale parameters, and the bounds of theory; distances are in the unit of parameters."""
 
     updates: int
     mean_difference: float
-    """Mean distance of what workers read from the same updates in bulk-synchronous order."""
+    """Mean distance of the parameters that workers read from those of the same updates in bulk-synchronous order."""
     largest_difference: float
     difference_bound: float | None
-    """Mean of the bound on it; None: there is none without a bound on staleness."""
+    """Mean bound of this distance; None without a bound on staleness."""
     regret: float
-    """Mean loss above the least one."""
+    """Mean loss above the least loss."""
     regret_bound: float | None
     final_loss: float
-    """Loss of the last parameters, over all of the run's data."""
+    """Loss of the last parameters over all data of the run."""
     largest_distance: float
-    """Of what workers read from the best parameters; the theorem asks for at most sqrt(2) F."""
+    """Largest distance of parameters that workers read from the optimum; the theorem needs at most sqrt(2) F."""
 
 
 def descend(run: Timeline, seed: int = 0) -> StaleDescent:
-    """Descend on the small problem, each worker reading what the servers had when it asked for it.
+    """Descend on the small problem; each worker reads the servers' parameters at the time of its pull.
 
     Args:
-        run: when each worker read and when its gradient arrived.
-        seed: of the data.
+        run: times of the pulls and of the arrival of gradients.
+        seed: seed of the data.
     """
     workers, clocks = run.pulled_s.shape
     theory = min(run.bound, clocks) if run.bound < ASYNCHRONOUS else 0
@@ -74,16 +74,16 @@ def descend(run: Timeline, seed: int = 0) -> StaleDescent:
 
 
 def _problem(count: int, seed: int) -> tuple[Array, Array]:
-    """The best parameters, of length 1, and the unit vectors of the losses."""
+    """The optimal parameters, of length 1, and the unit vectors of the losses."""
     draw = np.random.default_rng(seed).standard_normal((count + 1, DIMENSIONS))
     units = draw / np.linalg.norm(draw, axis=1, keepdims=True)
     return units[0], units[1:]
 
 
 def _played(run: Timeline, best: Array, rows: Array, steps: Array) -> tuple[Array, Array, Array]:
-    """Parameters that each clock read, the update that it sent, and the last parameters.
+    """Parameters read in each clock, the update sent, and the last parameters.
 
-    Reads and arrivals are played in the order of their times; what arrives at the time of a read has arrived.
+    Reads and arrivals are played in order of their times; at equal times arrivals come first.
     """
     workers, clocks = run.pulled_s.shape
     reads, updates = np.zeros((workers, clocks, DIMENSIONS)), np.zeros((workers, clocks, DIMENSIONS))

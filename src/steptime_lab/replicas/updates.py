@@ -37,36 +37,39 @@ ALL_REDUCE: Final = "all-reduce"
 MODES: Final = (ALL_REDUCE, "bsp", "ssp", "asp")
 """All-reduce, and parameter servers bulk-synchronous, stale-synchronous and asynchronous."""
 SHARDINGS: Final = ("even", "tensors")
-"""Servers have equal bytes, or whole tensors, dealt largest first."""
+"""Servers have equal bytes, or whole tensors, assigned largest first."""
 WHAT: Final = ("worker", "server")
 MAX_CLOCKS, MAX_CELLS, MAX_SERVERS = 100_000, 2_000_000, 100_000
+DOES_NOT_FIT: Final = (
+    "a worker does not fit on its devices with whole copies of weights, gradients and optimiser (ZeRO 0)"
+)
 DESCENT_CELLS: Final = 20_000
-"""Clocks of all workers of the small convex problem, at most."""
+"""Most clocks, over all workers, of the small convex problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureEffect:
-    """What one failure does to one way of training."""
+    """Effect of one failure on one mode of training."""
 
     what: str
     """``worker`` or ``server``."""
     at_s: float
     stands_still_s: float
-    """Time before its end in which nobody's gradients arrive."""
+    """Time before the end of the failure in which no gradients arrive."""
     lost_gradients: int
-    """Gradients whose effect is lost, because the parameters of a server go back to its last checkpoint."""
+    """Gradients whose effect is lost, because the parameters of a server return to its last checkpoint."""
     lost_s: float
-    """How much later the run has as many gradients as it would have had."""
+    """Delay until the run has the same number of effective gradients as without the failure."""
 
     @property
     def stops(self) -> bool:
-        """Whether training stands still: a single point of failure."""
+        """Whether training stops: a single point of failure."""
         return self.stands_still_s > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeRun:
-    """One way of keeping replicas consistent, as played."""
+    """Simulated run of one mode of consistency."""
 
     mode: str
     """One of :data:`MODES`."""
@@ -74,22 +77,22 @@ class ModeRun:
     """Clocks that a worker may be ahead of the slowest one; None: any number."""
     samples_per_s: float
     updates_per_s: float
-    """Changes of the parameters: one for all gradients of a clock, or where workers do not wait one for each."""
+    """Rate of parameter updates: one for all gradients of a clock; one for each gradient where workers do not wait."""
     clock_s: float
     """Mean time of a clock of a worker."""
     compute_share: float
     exchange_share: float
-    """Of workers' time, on pulls and pushes or the all-reduce, the exposed part, queues included."""
+    """Share of workers' time for the exposed part of pulls and pushes, or of the all-reduce, queues included."""
     wait_share: float
-    """Of workers' time, waiting for slower ones."""
+    """Share of workers' time for waiting for slower ones."""
     behind: tuple[float, ...]
-    """Shares of pulls that read parameters which lack updates of 0, 1, 2, ... clocks."""
+    """Shares of pulls whose parameters lack the updates of 0, 1, 2, ... clocks."""
     mean_behind: float
     most_behind: int
     mean_delay: float
-    """Gradients of others that change the parameters between a pull and the push that answers it."""
+    """Mean number of gradients of others that change the parameters between a pull and its push."""
     descent: StaleDescent
-    """The small convex problem, with this way's staleness."""
+    """Descent on the small convex problem with the staleness of this mode."""
     failures: tuple[FailureEffect, ...]
 
 
@@ -104,18 +107,18 @@ class Servers:
     pull_bytes: float
     """Parameters that one worker fetches."""
     largest_share: float
-    """Part of them on the fullest server."""
+    """Share of the parameters on the fullest server."""
     worker_Bps: float
     server_Bps: float
     received_bytes: float
-    """What the fullest server receives from all workers in a clock."""
+    """Bytes that the fullest server receives from all workers in a clock."""
     push_s: float
-    """A push of all workers at once."""
+    """Time of a push of all workers at once."""
     pull_s: float
     worker_link_s: float
-    """Of a push, what a worker's own link would take."""
+    """Time of a push over a worker's own link alone."""
     enough: int
-    """Servers of equal shards from which on the links of the workers are the limit, not the links of the servers."""
+    """Fewest servers with equal shards for which the workers' links are the limit."""
 
     @property
     def bottleneck(self) -> str:
@@ -125,18 +128,18 @@ class Servers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consistency:
-    """Ways of keeping the replicas of one job consistent, side by side."""
+    """Comparison of the modes of consistency for the replicas of one job."""
 
     model: str
     cluster: str
     workers: int
     devices_per_worker: int
     step_s: float
-    """Step of the estimate, with an all-reduce and workers that are all alike."""
+    """Step of the estimate, with an all-reduce and workers of equal speed."""
     compute_s: float
-    """What a worker computes in it."""
+    """Step without the exposed all-reduce."""
     exchange_s: float
-    """What shows of the all-reduce."""
+    """Exposed part of the all-reduce."""
     jitter: float
     slow: float
     slow_workers: int
@@ -147,34 +150,29 @@ class Consistency:
     notes: tuple[str, ...]
 
     def mode(self, name: str) -> ModeRun:
-        """The run of a name of :data:`MODES`."""
+        """The run of a mode of :data:`MODES`."""
         return next(one for one in self.modes if one.mode == name)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         out = {"schema_version": SCHEMA_VERSION, **asdict(self)}
         out["servers"]["bottleneck"] = self.servers.bottleneck
-        for shown, mode in zip(out["modes"], self.modes, strict=True):
-            for effect, record in zip(shown["failures"], mode.failures, strict=True):
+        for row, mode in zip(out["modes"], self.modes, strict=True):
+            for effect, record in zip(row["failures"], mode.failures, strict=True):
                 effect["stops"] = record.stops
         return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A failure that is asked for."""
+    """A failure given by the user."""
 
     what: str
     at_s: float
 
 
-def _failures(given: Sequence[tuple[str, float]]) -> list[Failure]:
-    """The failures that are asked for, checked."""
-    return [Failure(what=choice("fail", what, WHAT), at_s=number("fail", at, 0, 1e9, "seconds")) for what, at in given]
-
-
 def _draws(workers: int, clocks: int, *, jitter: float, slow: float, slow_workers: int, seed: int) -> _Draws:
-    """What is drawn of the computing times, checked."""
+    """Parameters of the random computing times, checked."""
     return _Draws(
         workers=workers,
         clocks=clocks,
@@ -206,26 +204,27 @@ def consistency(
     plan: Mapping[str, Any] | None = None,
     **job: Any,
 ) -> Consistency:
-    """Plays data-parallel training by all-reduce and through parameter servers.
+    """Simulate data-parallel training by all-reduce and through parameter servers.
 
     A worker is one replica of the model, with the times of the estimate. The servers are further devices of the
-    cluster, on links of the level between fast domains; they apply the optimiser, once all gradients of a clock are
-    there (BSP) or to each on its own (SSP, ASP).
+    cluster, on links of the level between fast domains; they apply the optimiser once all gradients of a clock have
+    arrived (BSP), or to each gradient separately (SSP, ASP).
 
     Args:
-        servers: parameter servers; None: as many as workers.
+        servers: number of parameter servers; None: the number of workers.
         staleness: clocks that a worker may be ahead of the slowest one, in the mode ``ssp``.
         jitter: coefficient of variation of the computing time from clock to clock.
-        slow: how many times as long some workers compute.
+        slow: factor on the computing time of slow workers.
         slow_workers: number of slow workers; without effect where ``slow`` is 1.
-        sharding: ``even``: equal bytes on each server; ``tensors``: whole tensors, dealt largest first.
-        server_Bps: link of a server, each way; None: as a device's.
-        clocks: steps of each worker that are played.
-        seed: of the jitter and of the small convex problem.
+        sharding: ``even``: equal bytes on each server; ``tensors``: whole tensors, assigned largest first.
+        server_Bps: bandwidth of a server's link, each way; None: that of a device.
+        clocks: simulated steps of each worker.
+        seed: seed of the jitter and of the small convex problem.
         failures: pairs of ``worker`` or ``server`` and the time, in seconds, at which one fails.
-        down_s: how long it is away.
-        checkpoint_s: interval of the servers' checkpoints; None: what a server loses is lost from the start.
-        plan: as for an estimate; ZeRO stage 0, since each worker has a copy of its own.
+        down_s: duration of a failure.
+        checkpoint_s: interval of the servers' checkpoints; None: none, so that a server loses all updates since the
+            start.
+        plan: plan of the estimate; ZeRO stage 0, since each worker has a copy of its own.
         job: the other arguments of :func:`steptime.api.estimate`.
 
     Raises:
@@ -239,7 +238,9 @@ def consistency(
     if workers < 2:
         raise PlanError("dp 1: a single worker has nobody to be consistent with", hint="give more --gpus, or less --tp")
     clocks = whole("clocks", clocks, 20, MAX_CLOCKS)
-    asked = _failures(failures)
+    asked = [
+        Failure(what=choice("fail", what, WHAT), at_s=number("fail", at, 0, 1e9, "seconds")) for what, at in failures
+    ]
     factors = _draws(workers, clocks, jitter=jitter, slow=slow, slow_workers=slow_workers, seed=seed)
     machine = machine_for_links(load_cluster(name_or_path("cluster", cluster)), gpus)
     load = _servers(found, machine, model, servers, choice("sharding", sharding, SHARDINGS), server_Bps)
@@ -269,15 +270,15 @@ def consistency(
         seed=factors.seed,
         servers=load,
         modes=tuple(modes),
-        notes=(*_memory_note(found), *found.notes),
+        notes=found.notes if found.feasible else (DOES_NOT_FIT, *found.notes),
     )
 
 
 def _check_plan(given: Mapping[str, Any], job: Mapping[str, Any]) -> None:
-    """Refuses plans in which a worker has no copy of its own of what it trains.
+    """Refuse plans in which a worker has no copy of its own of the trained parameters.
 
     Raises:
-        PlanError: says what to drop.
+        PlanError: names the key to drop.
     """
     for key, alone in (("zero", 0), ("shard", 0), ("ep", 1)):
         if given.get(key, alone) not in (alone, None):
@@ -291,16 +292,9 @@ def _check_plan(given: Mapping[str, Any], job: Mapping[str, Any]) -> None:
         raise PlanError(f"mode {job['mode']}: only the corrected mode is modelled", hint="drop mode")
 
 
-def _memory_note(found: Estimate) -> tuple[str, ...]:
-    """A note where a worker does not fit on its devices."""
-    if found.feasible:
-        return ()
-    return ("a worker does not fit on its devices with whole copies of weights, gradients and optimiser (ZeRO 0)",)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draws:
-    """How the factors of the computing time are drawn."""
+    """Parameters of the random factors of the computing time."""
 
     workers: int
     clocks: int
@@ -310,7 +304,7 @@ class _Draws:
     seed: int
 
     def factors(self, more: int = 0) -> Array:
-        """Factors of all clocks and of further ones, which do not change the others."""
+        """Factors of all clocks and of `more` further ones, which do not change the first."""
         if self.workers * (self.clocks + more) > MAX_CELLS:
             raise UserError(
                 f"{self.workers} workers x {self.clocks + more} clocks are more than {MAX_CELLS:,} to play",
@@ -330,10 +324,10 @@ def _shards(found: Estimate) -> int:
 
 
 def _check_experts(found: Estimate) -> None:
-    """Refuses experts that are cut otherwise than the layers around them.
+    """Refuse experts whose tensor ranks differ from those of the other layers.
 
     Raises:
-        PlanError: says what to give.
+        PlanError: names the degree to give.
     """
     inside, cut = int(found.plan["tp"]) * int(found.plan["cp"]), int(found.plan["etp"])
     if inside != cut and any(path.startswith("expert_") for path in found.memory):
@@ -344,7 +338,7 @@ def _check_experts(found: Estimate) -> None:
 
 
 def _exchange_s(found: Estimate) -> float:
-    """What shows of the gradients' all-reduce."""
+    """Exposed seconds of the gradients' all-reduce."""
     return sum(value for path, value in found.time.items() if path.startswith("dp_comm/"))
 
 
@@ -382,7 +376,7 @@ def _servers(
 
 
 def _largest_share(model: NameOrPath, servers: int) -> float:
-    """Part of the parameters on the fullest server where whole tensors go, largest first, to the emptiest one."""
+    """Share of the parameters on the fullest server if whole tensors, largest first, go to the emptiest server."""
     name = name_or_path("model", model)
     if ":" in name:
         raise FieldError("", "sharding", "tensors are known of models by their dimensions only", hint="give even")
@@ -401,7 +395,7 @@ def _largest_share(model: NameOrPath, servers: int) -> float:
 
 
 def _cycles(found: Estimate, load: Servers, machine: Machine) -> Mapping[str, Cycle]:
-    """A clock of a worker of parameter servers: bulk-synchronous, and where each gradient is applied on its own."""
+    """Times of a clock with parameter servers: ``bsp``, and ``each`` where gradients are applied separately."""
     parts = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
     for path, seconds in found.time.items():
         words = path.split("/")
@@ -486,7 +480,7 @@ def _mode(
 def _failed(
     play: _Player, usual: Timeline, draws: _Draws, failure: Failure, down_s: float, checkpoint_s: float | None
 ) -> FailureEffect:
-    """The run with a failure, against the one without."""
+    """Effect of a failure, from the run with it and the run without."""
     end_s = float(usual.gate_s[usual.window()[1]])
     if failure.at_s >= end_s:
         played = counted(draws.clocks, "clock")

@@ -1,4 +1,4 @@
-"""The report of ways to keep replicas consistent: throughput, staleness, servers, failures, and the theory's bounds."""
+"""Report of modes of consistency: throughput, staleness, servers, failures, and the bounds of theory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steptime.report import text as t
 from steptime.units import format_bytes, format_si
 
 if TYPE_CHECKING:
-    from steptime_lab.replicas.updates import Consistency, FailureEffect, ModeRun
+    from steptime_lab.replicas.updates import Consistency, ModeRun
 
 
 def print_consistency(found: Consistency) -> None:
@@ -20,7 +20,7 @@ def print_consistency(found: Consistency) -> None:
     out.print(t.printable(title), style="bold")
     slow = f", {counted(found.slow_workers, 'worker')} {found.slow:g} times as slow" if found.slow_workers else ""
     lines = (
-        f"step of the estimate {t.seconds(found.step_s)}: computing {t.seconds(found.compute_s)}, shown of the "
+        f"step of the estimate {t.seconds(found.step_s)}: computing {t.seconds(found.compute_s)}, exposed "
         f"all-reduce {t.seconds(found.exchange_s)}",
         f"played: {counted(found.clocks, 'clock')}, jitter {t.percent(found.jitter)}{slow}, seed {found.seed}",
     )
@@ -41,7 +41,7 @@ def print_consistency(found: Consistency) -> None:
 
 
 def mode_text(one: ModeRun) -> str:
-    """A mode in a word or two.
+    """Short name of a mode.
 
     >>> from types import SimpleNamespace
     >>> mode_text(SimpleNamespace(mode="ssp", bound=3)), mode_text(SimpleNamespace(mode="asp", bound=None))
@@ -70,7 +70,7 @@ def _print_servers(out: Any, found: Consistency) -> None:
 
 
 def _print_staleness(out: Any, found: Consistency) -> None:
-    """How old the parameters are, and how far off they are on the small convex problem."""
+    """Print the staleness of parameters, and their distance from the true ones on the small convex problem."""
     t.heading(out, "Staleness: clocks that pulls lack, other gradients before a push")
     table = t.grid(("mode", "none lacking", "mean", "most", "gradients"))
     for one in found.modes:
@@ -89,20 +89,14 @@ def _print_staleness(out: Any, found: Consistency) -> None:
 
 
 def _print_failures(out: Any, found: Consistency) -> None:
-    for i, first in enumerate(found.mode("asp").failures):
+    for first in found.mode("asp").failures:
         t.heading(out, f"A {first.what} fails at {t.seconds(first.at_s)}")
         table = t.grid(("mode", "stands still", "gradients lost", "time lost"))
         for one in found.modes:
-            effect = _same(one, found.mode("asp").failures[: i + 1])
-            if effect is None:
+            effect = next((e for e in one.failures if (e.what, e.at_s) == (first.what, first.at_s)), None)
+            if effect is None:  # an all-reduce has no server that could fail
                 table.add_row(mode_text(one), "has no server", "", "")
                 continue
             still = t.seconds(effect.stands_still_s) if effect.stops else "no"
             table.add_row(mode_text(one), still, t.count(effect.lost_gradients), t.seconds(max(effect.lost_s, 0.0)))
         out.print(table)
-
-
-def _same(one: ModeRun, asked: tuple[FailureEffect, ...]) -> FailureEffect | None:
-    """What the last of the failures does to a mode; an all-reduce has no server that could fail."""
-    wanted = asked[-1]
-    return next((e for e in one.failures if (e.what, e.at_s) == (wanted.what, wanted.at_s)), None)

@@ -17,7 +17,7 @@ def print_curves(
     left_out: Mapping[str, Mapping[str, int]],
     out: Path,
 ) -> None:
-    """What was fitted, with errors on shapes that the fit did not see, and rows that nothing was fitted to."""
+    """Print the fitted curves with errors on shapes held out of the fit, and the rows that nothing was fitted to."""
     screen = console()
     screen.print("Errors on shapes that the fit did not see")
     if profiles:
