@@ -16,10 +16,6 @@ from steptime.cli.main import main
 
 PAGE = (ROOT / "docs/scope.md").read_text(encoding="utf-8")
 JOB = re.findall(r"`JOB` stands for `(.+?)`", PAGE)[0]
-#: Commands that the product answers though the page is right that it should not, and what it does.
-KNOWN = {
-    "estimate examples/gpt.py:gpt2 JOB --recompute norm": "the plan is shown with `recompute norm`, which has no effect"
-}
 
 
 def table(title: str) -> list[list[str]]:
@@ -63,12 +59,8 @@ def test_what_is_modelled_is_answered(area: str, typed: str, folder: Path) -> No
     assert done.exit_code == 0, f"{area}: {done.stderr}"
 
 
-def marks(typed: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.xfail(reason=KNOWN[typed], strict=True)] if typed in KNOWN else []
-
-
 @pytest.mark.parametrize(
-    ("area", "typed", "said"), [pytest.param(*row, id=row[1], marks=marks(row[1])) for row in REFUSED]
+    ("area", "typed", "said"), [pytest.param(*row, id=row[1]) for row in REFUSED]
 )
 def test_what_is_not_modelled_is_refused(area: str, typed: str, said: str, folder: Path) -> None:
     done = ask(typed, folder)

@@ -541,6 +541,11 @@ CAPTURED_RULES: tuple[Rule, ...] = (
         broken=lambda job, p: is_set(p.recompute, FULL_RECOMPUTE) & _whole(job),
     ),
     Rule(
+        name="recompute_parts",
+        meaning="a captured module recomputes whole blocks or nothing",
+        broken=lambda job, p: (p.recompute != 0) & ~is_set(p.recompute, FULL_RECOMPUTE),
+    ),
+    Rule(
         name="uncaptured_axes",
         meaning="context, second tensor and expert axes are unknown to a captured module",
         broken=lambda job, p: p.cp * p.tp2 * p.ep * p.etp > 1,
