@@ -48,7 +48,7 @@ def pareto_front(time_s: Array, memory_bytes: Array) -> Array:
 
 
 def telling_points(time_s: Array, memory_bytes: Array, most: int) -> list[int]:
-    r"""Indices of at most so many points of a front, two or more, that tell most of it; the first and the last stay.
+    r"""Indices of at most ``most`` points of a front, two or more, that describe it best; the first and the last stay.
 
     Of the points chosen the fastest that saves as much is taken for each that is left out; they are those for which
 

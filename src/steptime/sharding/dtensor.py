@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.experimental import implicit_replication
 
 Placements = tuple[Any, ...]
-"""Of each axis of the mesh ``Shard(dim)``, ``Replicate()`` or ``Partial()``."""
+"""One of ``Shard(dim)``, ``Replicate()`` and ``Partial()`` for each axis of the mesh."""
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
 MESH: Mapping[str, int] = {}
