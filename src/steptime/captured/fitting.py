@@ -1,4 +1,4 @@
-"""The cheapest way to make a training step fit on one device, for a module or for a model that is known by its size."""
+"""Search for the cheapest way to fit a training step on one device, for a module or a model given by its dimensions."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH: Final = 8
 ADAPTERS_OF: Final = "transformers"
-"""Framework of adapters on 4-bit weights where none is named: its settings are the ones that are printed."""
+"""Default framework of adapters on 4-bit weights, whose settings are printed."""
 FACTORY: Final = "of a torch module name the factory that makes it: 'file.py:factory'"
-"""What to give in place of an object that is no model."""
+"""Hint for an object that is no model."""
 Progress = Callable[[int, int], None]
 
 
@@ -52,32 +52,34 @@ def fit(
     inputs: Sequence[str] = (), loss: str | None = None, framework: str | None = None,
     lora: Mapping[str, Any] | None = None, progress: Progress | None = None,
 ) -> FitResult:  # fmt: skip
-    """The cheapest way to make a training step fit on one device.
+    """Find the cheapest way to fit a training step on one device.
 
     Args:
         model: ``pkg.module:factory`` or ``file.py:factory``, which is imported and captured; or a catalogue name, a
             ``config.json`` or a TOML file, which is estimated by its dimensions.
         device: catalogue name or TOML file of a device, or of a cluster of it.
-        batch: samples of an optimiser step; None: the factory's default, of other models 8. A factory that takes
-            ``batch`` is called for each micro-batch; of one that does not, the leading dim of the inputs is resized.
-        seq: tokens of a sample; None: the model's own.
-        optimizer: ``adamw``, ``adam``, ``sgd`` or ``sgd-momentum``; of a captured module also any of them with
-            ``-loop``, the first two with ``-fused``, ``adagrad``, ``rmsprop`` and ``adafactor``; of other models also
+        batch: samples of an optimiser step; None: the default of the factory, or 8 for other models. A factory that
+            takes ``batch`` is called for each micro-batch; for one that does not, the leading dim of the inputs is
+            resized.
+        seq: tokens of a sample; None: the default of the model.
+        optimizer: ``adamw``, ``adam``, ``sgd`` or ``sgd-momentum``; for a captured module also any of them with
+            ``-loop``, the first two with ``-fused``, ``adagrad``, ``rmsprop`` and ``adafactor``; for other models also
             ``adam8bit``.
-        host_bandwidth_Bps: bytes per second that the link between device and host sustains, each way; None: the
-            device's.
-        allow: strongest change of the numbers: ``none``, ``rounding`` (fewer bits somewhere), or ``training`` (what is
-            learned may differ).
-        inputs: shapes of a captured module's inputs, as ``8x1024:int64``, where the factory gives none.
-        loss: of a captured module ``own``, ``cross-entropy``, ``mse``, ``sum`` or ``mean``; None: the factory's.
-        framework: whose habits and memory are evaluated, of a model that is known by its dimensions; None: no
-            framework in particular, and of adapters on 4-bit weights the one that has them.
+        host_bandwidth_Bps: sustained bytes per second of the link between device and host, each way; None: that of the
+            device.
+        allow: strongest change of the numerics: ``none``, ``rounding`` (fewer bits somewhere), or ``training`` (the
+            trained model may differ).
+        inputs: shapes of the inputs of a captured module, as ``8x1024:int64``, if the factory returns none.
+        loss: loss of a captured module: ``own``, ``cross-entropy``, ``mse``, ``sum`` or ``mean``; None: that of the
+            factory.
+        framework: framework whose habits and memory are evaluated, for a model given by its dimensions; None:
+            ``generic``, and for adapters on 4-bit weights a framework that has them.
         lora: adapters of such a model, as for an estimate: ``{"rank": 16, "targets": "linear", "qlora": True}``; None:
             all weights are trained, unless ``allow`` is ``training`` and adapters are cheaper.
-        progress: called with captures done and captures known so far.
+        progress: called with the number of captures done, and of those known so far.
 
     Raises:
-        UserError: something in the input is wrong; the message says what to change.
+        UserError: the input is wrong; the message says what to change.
     """
     change = Change(choice("allow", allow, tuple(Change)))
     machine = device_within(name_or_path("device", device))
@@ -98,7 +100,7 @@ def fit(
         for name, value in (("framework", framework), ("lora", lora)):
             if value is not None:
                 hint = "leave it out: the code of the module says what runs"
-                raise FieldError("", name, "is for a model that is known by its dimensions", hint=hint)
+                raise FieldError("", name, "is for a model that is given by its dimensions", hint=hint)
         return _captured(asked, loss, parse_inputs(inputs), progress)
     if inputs:
         raise FieldError("", "inputs", "are shapes for a module that is captured; this model has its own")
@@ -109,7 +111,7 @@ def fit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What is asked for, checked."""
+    """Checked arguments of :func:`fit`."""
 
     model: str
     device: Device
@@ -138,7 +140,7 @@ def _captured(asked: _Asked, loss: str | None, inputs: tuple[InputSpec, ...], pr
 
 
 def _notes(engine: Captured) -> list[str]:
-    """What a reader of the result has to know."""
+    """Notes on the result."""
     bench = engine.bench
     unknown = bench.run("fp32", engine.batch).table.coverage.unknown
     notes = []
@@ -154,20 +156,20 @@ def _notes(engine: Captured) -> list[str]:
 
 
 class _Counter:
-    """Captures done, and those known so far."""
+    """Counter of captures done, and of those known so far."""
 
     def __init__(self, progress: Progress | None, expected: int) -> None:
         self.progress, self.done, self.total = progress, 0, expected
 
     def one(self) -> None:
-        """One more is done."""
+        """Count one more capture as done."""
         self.done += 1
         self.total = max(self.total, self.done)
         if self.progress is not None:
             self.progress(self.done, self.total)
 
     def more(self, captures: int) -> None:
-        """Captures that are to come."""
+        """Announce further captures."""
         self.total = max(self.total, self.done + captures)
 
 
@@ -210,7 +212,7 @@ def _estimated(asked: _Asked) -> FitResult:
 
 
 def with_rank(lora: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Adapters with the default rank where none is given.
+    """Adapters with the default rank if none is given.
 
     >>> with_rank(None), with_rank({"rank": 8})
     ({'rank': 16}, {'rank': 8})
@@ -219,7 +221,7 @@ def with_rank(lora: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _weights(lora: Mapping[str, Any] | None) -> str:
-    """What the job trains, in the words of a combination."""
+    """Value of :attr:`Choice.weights` for the adapters of a job."""
     adapter = None if lora is None else adapter_of(with_rank(lora))
     return "trained" if adapter is None else "lora" if adapter.weight_bytes is None else "qlora"
 

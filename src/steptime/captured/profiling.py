@@ -1,4 +1,4 @@
-"""What a captured model costs on one device: operators, time, and memory by liveness."""
+"""Cost of a captured model on one device: operators, time, and memory by liveness."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 CACHES: Final = Registry[Callable[..., Mapping[str, float]]]("model of caches", "steptime.caches")
-"""Name -> hit rate of every cache of a processor; ``product``, of a product of (m, n, k), in a dtype."""
+"""Name -> function for the hit rates of all caches of a CPU; ``product``: for a product of (m, n, k) in a dtype."""
 NO_LOSS: Final = "sum of the output (give --loss)"
 OWN_LOSS: Final = "the module's own"
 OF_FACTORY: Final = "the factory's"
@@ -45,29 +45,29 @@ OF_ONNX: Final = "ones into every output (forward and derived backward, no optim
 NOT_OF_ONNX: Final = (
     "batch", "seq", "input", "dtype", "autocast", "optimizer", "loss", "nonzero-share", "no-fold",
 )  # fmt: skip
-"""Options that an ONNX file leaves no choice for."""
+"""Options that do not apply to an ONNX file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a step was captured; None: not known, since the program was captured elsewhere."""
+    """Settings of the capture of a step; None: unknown, since the program was captured elsewhere."""
 
     inputs: tuple[str, ...]
     """Shapes and element types, written as for ``--input``."""
     training: bool
     kernels: str | None = None
-    """Whose kernels: ``cuda`` or ``cpu``."""
+    """Device type whose operators were recorded: ``cuda`` or ``cpu``."""
     optimizer: str | None = None
     loss: str | None = None
     autocast: str | None = None
     stored: Mapping[str, Stored] | None = None
-    """What an ONNX file stores as parameters, buffers and constants; None for other models."""
+    """Stored parameters, buffers and constants of an ONNX file; None for other models."""
     notes: tuple[str, ...] = ()
-    """Why the module behind an ONNX file may have other parameters."""
+    """Reasons why the module behind an ONNX file may have other parameters."""
 
 
 class NotedLoss:
-    """The loss of a module that is given none, which notes whether the module returned one."""
+    """Default loss of a module, which notes if the module has returned one."""
 
     def __init__(self) -> None:
         self.text = OWN_LOSS
@@ -84,10 +84,10 @@ class NotedLoss:
 
 
 def check_onnx(given: Mapping[str, Any]) -> None:
-    """Refuse options that an ONNX file would ignore; keys are names of options, None and False are not given.
+    """Refuse options that do not apply to an ONNX file; keys are names of options, None and False mean not given.
 
     Raises:
-        UserError: one is given; the message names it.
+        UserError: such an option is given; the message names it.
 
     >>> check_onnx({"batch": None, "no-fold": False})
     """
@@ -101,7 +101,7 @@ def check_onnx(given: Mapping[str, Any]) -> None:
 
 
 def tensor_text(type: TensorType, name: str = "") -> str:
-    """A tensor as ``--input`` takes it.
+    """A tensor in the form of ``--input``.
 
     >>> tensor_text(TensorType((8, 1024), "int64"), "ids")
     'ids=8x1024:int64'
@@ -110,7 +110,7 @@ def tensor_text(type: TensorType, name: str = "") -> str:
 
 
 def input_texts(program: Program) -> tuple[str, ...]:
-    """Inputs of a program that some call reads, in the order of its storages; numbered ones have no name."""
+    """Inputs of a program that a call reads, in the order of its storages; numbered inputs have no name."""
     found: dict[str, TensorType] = {}
     for call in program.calls:
         for value in call.node.inputs:
@@ -124,7 +124,7 @@ def input_texts(program: Program) -> tuple[str, ...]:
 
 
 def texts_of_tensors(inputs: Any) -> tuple[str, ...]:
-    """Tensors that a module is called with; those of a mapping are keyword arguments."""
+    """Tensors among the arguments of a module; a mapping has keyword arguments."""
     import torch
 
     from steptime.captured import torch_parts as parts
@@ -140,31 +140,31 @@ def texts_of_tensors(inputs: Any) -> tuple[str, ...]:
 
 
 CUDA_ROUNDING_BYTES: Final = 512
-"""CUDA's caching allocator gives multiples of this (c10/cuda/CUDACachingAllocator.cpp, `kMinBlockSize`)."""
+"""Multiple to which CUDA's caching allocator rounds sizes (c10/cuda/CUDACachingAllocator.cpp, `kMinBlockSize`)."""
 WORKSPACE_BYTES: Final = {"hopper": 32 * 2**20, "other": 4096 * 1024 * 2 + 16 * 1024 * 8}
 """cuBLAS workspace of one handle (aten/src/ATen/cuda/CublasHandlePool.cpp, `getChosenWorkspaceSize`)."""
 HANDLES: Final = 2
-"""Threads with a cuBLAS handle of their own: the one of the forward and the one of the backward pass."""
+"""Threads with their own cuBLAS handle: those of the forward and of the backward pass."""
 LISTED: Final = 8
-"""Tensors listed at a peak."""
+"""Number of tensors listed at a peak."""
 OBJECT: Final = (
     'capture a torch module first: steptime.capture(module, inputs, optimizer="adamw", target="cuda"), '
     "or name the factory that makes it: 'file.py:factory'"
 )
-"""What to give in place of an object that is no model."""
+"""Hint for an object that is no model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A captured program, and what it costs on a device."""
+    """A captured program with its cost on a device."""
 
     program: Program
     settings: Settings
-    """How it was captured."""
+    """Settings of the capture."""
     device: Device
     table: CostTable
     cuda: bool
-    """The device's memory is managed by CUDA's caching allocator."""
+    """True if CUDA's caching allocator manages the memory of the device."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook; :meth:`to_json` has everything."""
@@ -188,13 +188,13 @@ class Profile:
 
     @cached_property
     def workspaces(self) -> tuple[int, ...]:
-        """Sizes in bytes of the cuBLAS workspaces, which stay from the first product on."""
+        """Sizes in bytes of the cuBLAS workspaces, which exist from the first product on."""
         kind = "hopper" if self.device.architecture == "hopper" else "other"
         return (WORKSPACE_BYTES[kind],) * HANDLES if self.cuda else ()
 
     @cached_property
     def memory(self) -> dict[str, float]:
-        """Peak memory in bytes by definition, and what lies between them."""
+        """Peak memory in bytes by definition, and the workspaces and context between them."""
         peak = float(self.live.peak().size_bytes)
         if self.placement is None:
             return {"allocated": peak}
@@ -208,7 +208,7 @@ class Profile:
 
     @cached_property
     def arena_bytes(self) -> int | None:
-        """Memory of the activations of a forward pass in a static plan, None where the program trains."""
+        """Memory of the activations of a forward pass in a static plan; None if the program trains."""
         if any(call.phase != "forward" for call in self.program.calls):
             return None
         return arena_of(self.program).size_bytes
@@ -217,8 +217,8 @@ class Profile:
     def cache_hit_rates(self) -> dict[str, float]:
         """Hit rate of every cache of this machine in the matrix products, weighted by their operations.
 
-        In closed form, with the best tiles (``steptime lab tile``). Empty on devices that
-        are no processor of a host, and where the system does not list its caches.
+        In closed form, with the best tiles (``steptime lab tile``). Empty on devices other than the CPU of a host, and
+        if the system does not list its caches.
         """
         if not self.device.is_host:
             return {}
@@ -233,17 +233,17 @@ class Profile:
 
     @property
     def metrics(self) -> Metrics:
-        """Static and dynamic metrics, as a rewriter weighs them."""
+        """Static and dynamic metrics, for the objectives of a rewriter."""
         return table_metrics(self.table, peak_bytes=self.memory["allocated"])
 
     @property
     def needed_bytes(self) -> float:
-        """Memory that the device must have."""
+        """Memory that the step needs on the device."""
         return self.memory.get("device", self.memory["allocated"])
 
     @property
     def oom_probability(self) -> float:
-        """Chance that it does not fit, from residuals of measured memory."""
+        """Chance that the step does not fit, from residuals of measured memory."""
         return exceeding(self.needed_bytes, self.device.memory_bytes, memory_constants().deviation["device"])
 
     def to_json(self, depth: int = 3) -> dict[str, Any]:
@@ -287,7 +287,7 @@ class Profile:
 
     @property
     def samples_per_s(self) -> float | None:
-        r"""Throughput $b / t$ of batch $b$ in a step of $t$ seconds; None where the batch is not known."""
+        r"""Throughput $b / t$ of batch $b$ in a step of $t$ seconds; None if the batch is unknown."""
         batch, step_s = self.program.batch, self.table.totals.step_s
         return None if batch is None or not step_s else batch / step_s
 
@@ -306,7 +306,7 @@ class Profile:
         return self.live.alive(peak.call)[:count]
 
     def _roofs(self) -> dict[str, Any]:
-        """Bandwidth of memory, and peak of the matrix units in each dtype that products run in and of vector units."""
+        """Bandwidth of memory, peak of the matrix units in each dtype of the products, peak of the vector units."""
         device, costs = self.table.timer.device, self.table.kinds
         used = dict.fromkeys(cost.dtype for cost in costs if cost.work.matrix_flops)
         peaks = {f"{dtype} matrix": device.matrix_flops_per_s[dtype] for dtype in used}
@@ -315,7 +315,7 @@ class Profile:
 
     @cached_property
     def predictor(self) -> dict[str, Any] | None:
-        """What a learned correction does to the times, and what it rests on; None without one."""
+        """Effect of a learned correction on the times, and its provenance; None without one."""
         found = self.table.timer.correction
         if found is None:
             return None
@@ -346,7 +346,7 @@ class Profile:
 
 
 def with_workspaces(program: Program, correction: Correction | None) -> Program:
-    """A program whose calls also have what a learned correction says that their kernels take for themselves."""
+    """A program whose calls also have the kernel workspaces of a learned correction."""
     known = {} if correction is None else correction.workspaces
     if not known:
         return program
@@ -360,7 +360,7 @@ def with_workspaces(program: Program, correction: Correction | None) -> Program:
 
 
 def _mean_hit_rates(shapes: Mapping[tuple[int, int, int, str], float]) -> dict[str, float]:
-    """Of products with their operations."""
+    """Mean hit rates of caches over products, weighted by operations."""
     out: dict[str, float] = {}
     whole = sum(shapes.values())
     try:
@@ -395,21 +395,21 @@ def profile(
         model: ``pkg.module:factory``, ``file.py:factory`` (importing runs its code), an ``.onnx`` file, or a program
             that was captured before.
         device: catalogue name or file of the device, or of a cluster of it.
-        batch: samples; handed to the factory if it takes it.
-        seq: tokens of a sequence; handed to the factory if it takes it.
+        batch: samples; passed to the factory if it takes them.
+        seq: tokens of a sequence; passed to the factory if it takes them.
         dtype: element type of the weights: ``fp32`` (PyTorch's default), ``bf16``, ``fp16``.
-        inputs: shapes of the forward's arguments, as ``8x1024:int64``; the factory's own where none is given.
+        inputs: shapes of the forward's arguments, as ``8x1024:int64``; by default those of the factory.
         optimizer: name of an optimiser, ``none`` for none.
         loss: ``own``, ``cross-entropy``, ``mse``, ``sum``, ``mean``.
         autocast: element type of automatic mixed precision.
         training: False: the forward pass alone.
         fold: record a few blocks of each run of equal ones.
-        nonzero_share: share of a mask to take as true where shapes depend on data.
+        nonzero_share: assumed fraction of true elements of a mask where shapes depend on data.
         dims: sizes of the named dims of an ONNX file.
-        predictor: learned correction of the times: ``learned``, that of the kind of device, or its file.
+        predictor: learned correction of the times: ``learned`` for that of the kind of device, or a file.
 
     Raises:
-        UserError: the model cannot be imported, built or captured; an unknown device; the message says what to do.
+        UserError: the model cannot be imported, built or captured, or the device is unknown; the message has a hint.
     """
     target = device_within(name_or_path("device", device))
     correction = None if predictor is None else correction_named(predictor, target)
@@ -439,7 +439,7 @@ def capture_options(
     fold: bool = True,
     nonzero_share: float | None = None,
 ) -> dict[str, Any]:
-    """How a module is captured for a device, for :func:`captured`.
+    """Options of :func:`captured` for a device.
 
     Raises:
         UserError: the optimiser is unknown or cannot be captured.
@@ -465,10 +465,10 @@ def captured(
     options: Mapping[str, Any],
     dims: Mapping[str, int] | None = None,
 ) -> tuple[Program, Settings]:
-    """The program of a model given as text, and how it was captured; what its code prints goes to standard error.
+    """Program of a model given as text, and the settings of its capture; its code prints to standard error.
 
     Raises:
-        UserError: it is neither a factory nor an ONNX file, or cannot be captured, or an option does not apply to it.
+        UserError: the model is neither a factory nor an ONNX file, or cannot be captured, or an option does not apply.
     """
     if model.lower().endswith(".onnx"):
         optimizer = options.get("optimizer")
@@ -503,10 +503,10 @@ def _from_factory(found: Target, options: Mapping[str, Any]) -> tuple[Program, S
 
 
 def check_target(model: str, further: str = "") -> None:
-    """Refuse a text that names no factory; ``further``: what else the hint says.
+    """Refuse a text that names no factory; ``further`` is appended to the hint.
 
     Raises:
-        UserError: it is no factory.
+        UserError: the text is no factory.
     """
     if is_target(model):
         return
@@ -526,7 +526,7 @@ def target_of(
     inputs: Sequence[str],
     with_memory: bool = False,
 ) -> Target:
-    """Import a factory and call it with the sizes that were given; ``with_memory``: as it is."""
+    """Import a factory and call it with the given sizes; ``with_memory``: with memory for weights."""
     sizes = {name: value for name, value in (("batch", batch), ("seq", seq)) if value is not None}
     return load_target(model, sizes=sizes, dtype=dtype, inputs=parse_inputs(inputs), with_memory=with_memory)
 
@@ -545,11 +545,11 @@ def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> tuple[P
 
 @contextlib.contextmanager
 def countable_sizes() -> Iterator[None]:
-    """Sums of sizes are integers of 64 bits."""
+    """Report an overflow of sums of sizes, which are integers of 64 bits."""
     try:
         yield
     except OverflowError:
-        raise UserError("the step needs more than 2^63 bytes of memory", hint="is a size a slip of the pen?") from None
+        raise UserError("the step needs more than 2^63 bytes of memory", hint="is a size mistyped?") from None
 
 
 def without_scratch(program: Program) -> Program:

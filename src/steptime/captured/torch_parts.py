@@ -1,8 +1,7 @@
-"""What steptime takes of PyTorch beyond its public interface, each part with its use; no other module names one, but
-what is written into exported files (`sharding/dtensor.py`), which import PyTorch alone.
+"""Private parts of PyTorch that steptime uses, each with its purpose. No other module names one, except for code of
+exported files (`sharding/dtensor.py`), which import only PyTorch.
 
-A version that lacks a part, or is older than :data:`OLDEST`, is refused before anything is captured; every other one is
-taken.
+A version that lacks a part, or is older than :data:`OLDEST`, is refused before a capture; every other one is accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TESTED: Final = "2.9.1, 2.13.0 and 2.14.1"  #: Versions of the table in `docs/pr
 
 @contextmanager
 def taking(version: Any = torch.__version__) -> Iterator[None]:
-    """Take parts of PyTorch.
+    """Report parts that this version of PyTorch lacks.
 
     Raises:
         UserError: this version lacks one, or is below the range.
@@ -47,50 +46,50 @@ with taking():
 
     # -- fake tensors -------------------------------------------------------------------------------------------------
     FakeTensor = fake_tensor.FakeTensor  #: A tensor with a shape and no memory.
-    FakeTensorMode = fake_tensor.FakeTensorMode  #: Where operators give fake tensors.
+    FakeTensorMode = fake_tensor.FakeTensorMode  #: Mode in which operators return fake tensors.
     DataDependentOutputException = fake_tensor.DataDependentOutputException  #: Python reads a value of a fake tensor.
     DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException  #: The shape of a result depends on values.
     GuardOnDataDependentSymNode = symbolic_shapes.GuardOnDataDependentSymNode  #: A branch depends on such a shape.
-    constructors = _device._device_constructors  #: Gives the functions that make tensors from none.
+    constructors = _device._device_constructors  #: Returns the functions that make new tensors.
     _make_subclass: Any = torch.Tensor._make_subclass
     _warning, _refusing = torch._C._set_warn_deprecated_on_mutable_data_ptr, torch._C._set_throw_on_mutable_data_ptr
 
     # -- dispatch -----------------------------------------------------------------------------------------------------
     TorchDispatchMode = _python_dispatch.TorchDispatchMode  #: Sees every operator.
-    without_modes = _python_dispatch._disable_current_modes  #: Where operators run on real tensors.
-    DisableTorchFunction = torch._C.DisableTorchFunction  #: Where no function mode, slow as it is, sees a call.
-    DisableTorchDispatch = torch._C._DisableTorchDispatch  #: Where no dispatch mode sees an operator.
-    no_torch_function = torch._C._disabled_torch_function_impl  #: Of a class that sees operators, not functions.
+    without_modes = _python_dispatch._disable_current_modes  #: Context in which operators run on real tensors.
+    DisableTorchFunction = torch._C.DisableTorchFunction  #: Context without function modes, which are slow.
+    DisableTorchDispatch = torch._C._DisableTorchDispatch  #: Context without dispatch modes.
+    no_torch_function = torch._C._disabled_torch_function_impl  #: For classes that intercept operators, not functions.
     wrapper: Any = torch.Tensor._make_wrapper_subclass  #: Makes a tensor of a class with a shape and no memory.
-    dispatch_keys: Any = torch._C._dispatch_key_set  #: What decides which kernel a tensor gets.
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  #: Whether an operator has one for a dispatch key.
+    dispatch_keys: Any = torch._C._dispatch_key_set  #: Keys that select the kernel for a tensor.
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  #: True if an operator has a kernel for a dispatch key.
     schema_of = attrgetter("_schema")  #: Names and types of an operator's arguments and results.
 
     HigherOrderOperator = torch._ops.HigherOrderOperator  #: An operator that takes functions.
 
     # -- autograd -----------------------------------------------------------------------------------------------------
-    sequence_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  #: Of the node to be made next.
-    number_of = methodcaller("_sequence_nr")  #: The sequence number of a node.
-    saved_by = attrgetter("_raw_saved_tensors")  #: What a node saved, not unpacked.
+    sequence_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  #: Number of the next node.
+    number_of = methodcaller("_sequence_nr")  #: Sequence number of a node.
+    saved_by = attrgetter("_raw_saved_tensors")  #: Saved tensors of a node, not unpacked.
     current_node: Any = torch._C._current_autograd_node  #: The node whose backward runs.
     engine: Any = torch.autograd.Variable._execution_engine  #: Runs the backward pass.
-    top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  #: Those that pack what is saved.
+    top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  #: Hooks that pack saved tensors.
     base_of = attrgetter("_base")  #: The tensor that another one is a view of.
 
     # -- modules and functions ----------------------------------------------------------------------------------------
-    pytree = _pytree  #: Nests of lists, tuples, mappings and classes that users registered.
-    tables_of = attrgetter("_parameters", "_buffers")  #: A module's own by name, None among them; they may be written.
-    members_of = attrgetter("_modules")  #: A module's children by name; they may be written.
+    pytree = _pytree  #: Trees of lists, tuples, mappings and registered classes.
+    tables_of = attrgetter("_parameters", "_buffers")  #: Writable tables of a module by name; values may be None.
+    members_of = attrgetter("_modules")  #: Writable table of the children of a module by name.
     hooks_of = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     IS_PARAMETER: Final = "_is_param"  #: Attribute that makes a tensor of another class a parameter.
     assertion = torch._assert  #: Checks a value of a tensor.
-    # What is read from objects is missed here, not in the middle of a capture.
+    # Attributes of objects are read once, so that a missing one is reported here and not during a capture.
     (schema_of(torch.ops.prim.device.default), base_of(torch.empty(0)), hooks_of(torch.nn.Module()))
 
     # -- the compiler -------------------------------------------------------------------------------------------------
-    DYNAMO: Final = "torch._dynamo"  #: Its module.
-    LEFT_ALONE: Final = "__dynamo_disable"  #: Attribute with what it made of a function that it is to leave alone.
-    Source: Any = torch._guards.Source  #: Where a tensor of a compiled function comes from.
+    DYNAMO: Final = "torch._dynamo"  #: Module of the compiler.
+    LEFT_ALONE: Final = "__dynamo_disable"  #: Attribute of a function: its variant that is never compiled.
+    Source: Any = torch._guards.Source  #: Source of a tensor of a compiled function.
 
 
 def operators(*names: str) -> tuple[Any, ...]:
@@ -104,7 +103,7 @@ def operators(*names: str) -> tuple[Any, ...]:
 
 
 def fake(mode: Any, made: torch.Tensor, device: torch.device) -> Any:
-    """A fake tensor with the attributes of one that its class has made for the same mode: that is slow."""
+    """A fake tensor with attributes copied from an earlier one of its mode, since the constructor is slow."""
     of_mode: dict[torch.device, dict[str, Any]] = vars(mode).setdefault("steptime_attributes", {})
     if device not in of_mode:
         of_mode[device] = dict(vars(FakeTensor(mode, made, device)))
@@ -115,7 +114,7 @@ def fake(mode: Any, made: torch.Tensor, device: torch.device) -> Any:
 
 
 class NotCompiled:
-    """A mode that PyTorch need not keep from its compiler: nothing is compiled while a module is captured."""
+    """Base of modes that PyTorch need not exclude from compilation, since a capture compiles nothing."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -123,21 +122,21 @@ class NotCompiled:
 
 
 def masks_not_read() -> AbstractContextManager[object]:
-    """`nn.Transformer` compares a mask with the causal one by value; here it is what the caller says it is."""
+    """Make `nn.Transformer` trust its argument `is_causal`, instead of comparing values of the mask."""
     return patch.object(
         transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal), create=True
     )
 
 
 def flexible_attention_on_any_device() -> AbstractContextManager[object]:
-    """`flex_attention` asks where its tensors lie and for the compiler; here they stand for those of any device."""
+    """Disable the checks of `flex_attention` for device and compiler, since fake tensors stand for any device."""
     module = sys.modules.get("torch.nn.attention.flex_attention")
     own = {"_validate_device": lambda *_: None, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}
     return nullcontext() if module is None else patch.dict(vars(module), own)
 
 
 def associative_scan(combine: Any, along: Any, additional_inputs: Any) -> Any:
-    """Rounds of `torch.associative_scan` where nothing is compiled."""
+    """`torch.associative_scan` without compilation."""
     with taking():
         return import_module("torch._higher_order_ops.associative_scan").generic_associative_scan(
             combine, along, additional_inputs=additional_inputs
@@ -145,7 +144,7 @@ def associative_scan(combine: Any, along: Any, additional_inputs: Any) -> Any:
 
 
 def conversions_to_the_same() -> AbstractContextManager[object]:
-    """A module that is converted to what it is, in its forward, keeps its weights; PyTorch would swap fake ones."""
+    """Keep the weights of a module that is converted to its own type in its forward; PyTorch would swap fake ones."""
     before: Any = torch.nn.Module._apply
 
     def apply(module: Any, fn: Any, recurse: bool = True) -> Any:
@@ -160,7 +159,7 @@ def conversions_to_the_same() -> AbstractContextManager[object]:
 
 
 def tracer() -> tuple[Any, Any, Any]:
-    """The compiler's account of a module's graphs, and what forgets and gives the counts of its compilations."""
+    """The compiler's `explain`, and the functions that clear and return its compilation metrics."""
     with taking():
         from torch._dynamo import explain, utils
 
@@ -168,7 +167,7 @@ def tracer() -> tuple[Any, Any, Any]:
 
 
 def inductor() -> tuple[Any, Any]:
-    """Inductor's counts of a compilation, and the function that runs what is compiled and gives its code."""
+    """Inductor's metrics of a compilation, and the function that runs compiled code and returns its source."""
     with taking():
         from torch._inductor import metrics
         from torch._inductor.utils import run_and_get_code
@@ -177,7 +176,7 @@ def inductor() -> tuple[Any, Any]:
 
 
 def spread_by_dtensor(name: str) -> bool:
-    """Whether DTensor has a sharding rule for an overload of an ATen operator, or takes the operator apart.
+    """True if DTensor has a sharding rule for an overload of an ATen operator, or decomposes the operator.
 
     >>> spread_by_dtensor("mm"), spread_by_dtensor("mkldnn_rnn_layer")
     (True, False)

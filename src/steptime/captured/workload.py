@@ -1,7 +1,6 @@
-"""A module becomes a workload: recorded at three micro-batches, cut over tensor ranks, costed operator by operator.
+"""A module as a workload: recorded at three micro-batches, cut over tensor ranks, costed operator by operator.
 
-Costs are lines over the micro-batch, on every number of tensor ranks. The module can be made by a factory of the
-user's own code.
+Costs are lines over the micro-batch, for every number of tensor ranks. The module can come from a factory in user code.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def named(module: Any) -> str:
-    """Name of a module: that of its class."""
+    """Name of the class of a module."""
     return type(module).__name__
 
 
 def converted(module: Any, dtype: str | None) -> tuple[Any, Callable[[Any], Any]]:
-    """A copy of the module in that element type, and a function that converts the floating-point inputs.
+    """A copy of the module in an element type, and a function that converts floating-point inputs.
 
     Raises:
-        UnknownNameError: no such element type.
+        UnknownNameError: the element type is unknown.
     """
     if dtype is None:
         return module, lambda inputs: inputs
@@ -68,15 +67,15 @@ def converted(module: Any, dtype: str | None) -> tuple[Any, Callable[[Any], Any]
 
 TOLERANCE: Final = 1e-6
 PADDING: Final = 0.01
-"""Share by which bytes may miss the line: workspaces are rounded up."""
+"""Relative deviation of bytes from the line that is allowed, since workspaces are rounded up."""
 _MAPS: Final = {name for name, row in OPERATORS.items() if isinstance(row.dims, Elementwise)}
 _BY_TOKEN: Final = {"sum", "mean"} | _MAPS | labelled_by(norm_dims)
-"""Operators that work on single tokens, if they do not touch the dim of tokens."""
+"""Operators that work token by token, unless they reduce the dim of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costed:
-    """One call: its work by way at two micro-batches."""
+    """Work of one call, by way, at two micro-batches."""
 
     node: Node
     works: tuple[tuple[Work, Work], ...]
@@ -84,7 +83,7 @@ class Costed:
 
 
 class Costs:
-    """Costs of the calls of one module, which was recorded at three micro-batches."""
+    """Costs of the calls of one module that was recorded at three micro-batches."""
 
     def __init__(self, recorded: Sequence[Sections], batches: tuple[int, ...], cutting: Cutting) -> None:
         self.sections, self.batches, self.cutting = recorded[0], batches, cutting
@@ -101,13 +100,13 @@ class Costs:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def through(self, low: Sequence[float], high: Sequence[float]) -> Line:
-        """The line through sizes at the first two micro-batches, by way."""
+        """Line through sizes at the first two micro-batches, by way."""
         b0, b1 = self.batches[:2]
         slopes = [(h - v) / (b1 - b0) for v, h in zip(low, high, strict=True)]
         return line([v - s * b0 for v, s in zip(low, slopes, strict=True)], slopes)
 
     def _shared(self, at: Line, by_token: bool) -> Line:
-        """Work on single tokens is shared out where the ranks share the tokens."""
+        """Line of one rank: work on single tokens is divided where the ranks divide the tokens."""
         if not by_token or not self.shares:
             return at
         parts = [tp if sp else 1 for tp, sp in self.ways]
@@ -124,7 +123,7 @@ class Costs:
     # -- how operators are cut ----------------------------------------------------------------------------------------
 
     def by_token(self, node: Node) -> bool:
-        """Whether a node works on whole activations token by token."""
+        """True if a node works on whole activations token by token."""
         cutting = self.cutting
         touched = [cutting.of(value) for value in node.inputs] + list(cutting.layouts.get(node, []))
         if any(each.dim is not None for each in touched) or node.op not in _BY_TOKEN or not node.inputs:
@@ -138,7 +137,7 @@ class Costs:
         return True
 
     def shares_tokens(self) -> bool:
-        """Whether in a block everything that is not cut works on single tokens."""
+        """True if all operators of a block that are not cut work token by token."""
         if len(self.cutting.ranks) < 2:
             return False
         numbers = self.sections.each[self.sections.typical] if self.sections.each else self.sections.head
@@ -153,7 +152,7 @@ class Costs:
         return True
 
     def _local(self, value: Value, large: Value, tp: int) -> TensorType:
-        """Type of a value on one of the ranks; ``large`` is the same value at another micro-batch."""
+        """Type of a value on one rank; ``large`` is the same value at another micro-batch."""
         dim, type = self.cutting.of(value).dim, large.type
         if dim is None or tp == 1:
             return type
@@ -193,7 +192,7 @@ class Costs:
         return self._costs[node]
 
     def _check(self, number: int, call: Call, works: tuple[Work, Work]) -> None:
-        """The third recording lies on the line."""
+        """Check that the third recording lies on the line through the first two."""
         third = work_of(self.nodes[2][number], inplace=call.inplace)
         for name in ("matrix_flops", "vector_flops", "moved_bytes"):
             low, high, found = (float(getattr(work, name)) for work in (*works, third))
@@ -212,7 +211,7 @@ class Costs:
 BATCHES: Final = (2, 3, 5)
 """Micro-batches that are recorded: two give a line, the third checks it."""
 SLICES: Final = 16
-"""Slices into which a module without equal blocks is shared out, at most one for each module with weights."""
+"""Largest number of slices of a module without equal blocks, at most one for each module with weights."""
 
 
 def captured_model(
@@ -223,17 +222,18 @@ def captured_model(
 
     Args:
         module: any module that can be captured; its weights are not read.
-        inputs_of_batch: from a number of samples to the inputs of its forward (a sequence, or a mapping of keyword
-            arguments); every tensor that depends on it has the samples as one dim.
-        name: for reports; its class where it is empty.
-        dtype: element type of weights and floating-point inputs, ``bf16``, ``fp16`` or ``fp32``; the module is
-            converted. None: it stays as it is.
-        loss: as in :func:`steptime.captured.record.capture`, as ``autocast`` is.
+        inputs_of_batch: function from a number of samples to the inputs of its forward (a sequence, or a mapping of
+            keyword arguments); every tensor that depends on it has the samples as one dim.
+        name: name in reports; by default its class.
+        dtype: element type of weights and floating-point inputs, ``bf16``, ``fp16`` or ``fp32``, to which the module
+            is converted; None: unchanged.
+        loss: loss, as in :func:`steptime.captured.record.capture`.
+        autocast: element type of automatic mixed precision, as in :func:`steptime.captured.record.capture`.
         batches: three different numbers of samples to record.
-        options: further options of the capture; its target is ``cuda`` unless they say otherwise.
+        options: further options of the capture; the default target is ``cuda``.
 
     Raises:
-        UserError: its sizes are not affine in the samples, or it does not run the same operators for all of them.
+        UserError: its sizes are not affine in the samples, or its operators depend on their number.
         CaptureError: it cannot be captured.
     """
     from steptime.captured.workload import converted
@@ -250,15 +250,15 @@ def captured_steps(
     step_of_batch: Callable[[int], tuple[Any, Any, Any]], *, name: str = "", dtype: str | None = None,
     batches: Sequence[int] = BATCHES, **options: Any,
 ) -> CapturedModel:  # fmt: skip
-    """A module that is made anew for each number of samples as a workload of plans, with inputs and loss of its own.
+    """A workload of plans from a module, inputs and loss that are made again for each number of samples.
 
     Args:
-        step_of_batch: from a number of samples to a module, the inputs of its forward and its loss; all three may
-            have the samples in their sizes.
-        name: as in :func:`captured_model`, as all others are.
+        step_of_batch: function from a number of samples to a module, the inputs of its forward and its loss; the sizes
+            of all three may depend on the samples.
+        name: name in reports; this and all other arguments as in :func:`captured_model`.
 
     Raises:
-        UserError: as :func:`captured_model`.
+        UserError: as in :func:`captured_model`.
     """
     from steptime.captured.record import capture
     from steptime.captured.workload import converted, named
@@ -295,7 +295,7 @@ def _check_alike(programs: Sequence[Program], batches: tuple[int, ...]) -> None:
 
 
 class _Builder:
-    """Everything that one module's record is made from."""
+    """Builder of the record of one module."""
 
     def __init__(self, recorded: list[Sections], batches: tuple[int, ...]) -> None:
         self.batches = batches
@@ -337,7 +337,7 @@ class _Builder:
         return numbered(out)
 
     def _by_kernel(self, one: Operator, costed: Costed) -> list[Operator]:
-        """The operator by its kernels; only sizes that grow with tokens shrink where those are shared out."""
+        """The operator by its kernels; only sizes that grow with tokens shrink where tokens are divided."""
         alone = replace(costed, by_token=False)
 
         def size(value: Callable[[Work], float], name: str) -> Line:
@@ -369,7 +369,7 @@ class _Builder:
     # -- the whole ----------------------------------------------------------------------------------------------------
 
     def model(self) -> CapturedModel:
-        """The record."""
+        """Build the record."""
         sections, levels = self.sections, self.levels
         repeats = sections.blocks is not None
         layers = len(sections.each) if repeats else self._slices()
@@ -388,7 +388,7 @@ class _Builder:
         )  # fmt: skip
 
     def _turns(self) -> tuple[tuple[float, float], ...]:
-        """Of each parameter the share of the forward pass's operations before it is read, and of all parameters."""
+        """(fraction of forward operations before the read, fraction of parameters) for each first read of weights."""
         out, done, seen = list[tuple[float, float]](), 0.0, set[int]()
         sizes = {parameter.storage: parameter.elements for parameter in self.program.parameters if parameter.trained}
         calls = [call for call in map(self.program.calls.__getitem__, self.sections.head) if call.phase == "forward"]
@@ -407,7 +407,7 @@ class _Builder:
         return max(1, min(SLICES, len(owners)))
 
     def _seq_len(self) -> int:
-        """The dim of the first input that is not that of samples, where it is of integers; 1 of anything else."""
+        """Size of the dim of the first input that is not the samples, if the input has integers; else 1."""
         first = next((s.name for s in self.program.storages if s.category == "input" and s.name), None)
         for nodes in zip(*self.costs.nodes[:2], strict=True):
             for value, other in zip(nodes[0].inputs, nodes[1].inputs, strict=True):
@@ -436,7 +436,7 @@ class _Builder:
         return self.costs.through([totals[0]], [totals[1]]), parts
 
     def _check_flops(self, forward: Mapping[str, Line]) -> None:
-        """A typical block times their number is what all blocks do."""
+        """Check that the operations of all blocks are those of a typical block times their number."""
         if self.sections.blocks is None:
             return
         calls = [self.program.calls[n] for n in self.sections.each[self.sections.typical]]
@@ -447,7 +447,7 @@ class _Builder:
 
 
 def element_of(program: Program) -> str:
-    """Element type of most of a program's parameters."""
+    """Element type of most parameters of a program."""
     sizes: Counter[str] = Counter()
     for parameter in program.parameters:
         sizes[parameter.dtype] += parameter.elements
@@ -456,15 +456,15 @@ def element_of(program: Program) -> str:
 
 _SHARED: Final = ("matrix_flops", "vector_flops", "moved_bytes")
 _OF_DATA: Final = ("conv_bwd_data", "rnn_bwd_data")
-"""Kernels of operators with several that make the gradient of an input."""
+"""Kernels for the gradient of an input, of operators with several kernels."""
 _GROWING: Final = frozenset({"elements", "rows", "tokens", "read_bytes", "written_bytes", "moved_bytes", "matrix_flops",
                              "vector_flops", "whole_bytes", "value_bytes", "index_bytes",
                              "tensor_bytes", "result_bytes", "loops", "steps"})  # fmt: skip
-"""Sizes of a kernel that are those of its tokens."""
+"""Sizes of a kernel that grow with its tokens."""
 
 
 def operator_of(program: Program, call: Call, sections: Sections, work: Work | None) -> Operator:
-    """Name, direction and group of a call that does some work, or none."""
+    """Operator with name, direction and group of a call; ``work`` None: it has no work."""
     module = call.module if sections.blocks is None else sections.blocks.inside(call.module)
     op = call.node.op.replace("_for_cpu", "").strip("_")
     group: Group = "nothing" if work is None else _group(program, call, work)
@@ -479,14 +479,14 @@ def _group(program: Program, call: Call, work: Work) -> Group:
 
 
 def by_kernel(one: Operator, work: Work, size: Callable[[Callable[[Work], float], str], Line]) -> list[Operator]:
-    """An operator with what it does, shared out evenly over its kernels; all else of it is with the first.
+    """An operator divided into its kernels, with equal shares of its work; the first kernel has everything else.
 
-    Of its gradients only those of weights are made by products for weights.
+    Kernels for gradients of inputs are in the group of products, those for gradients of weights in that of weights.
 
     Args:
-        one: what it keeps, reads and sends.
-        work: what it does.
-        size: from what a size is of such a work, and its name, to the size.
+        one: the operator without work.
+        work: its work.
+        size: function from a size of a work, and the name of the size, to its line.
     """
     sums: dict[str, Any] = {name: size(attrgetter(name), name) for name in _SHARED}
     count = len(work.kernels)
@@ -517,7 +517,7 @@ def _kernel(work: Work, number: int, size: Callable[[Callable[[Work], float], st
 
 
 def numbered(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """Equal ones counted, others of one name numbered."""
+    """Operators with equal ones counted, and others of the same name numbered."""
     counts: dict[tuple[Any, ...], int] = {}
     first: dict[tuple[Any, ...], Operator] = {}
     for one in operators:
@@ -535,10 +535,10 @@ def numbered(operators: Sequence[Operator]) -> tuple[Operator, ...]:
 
 
 def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
-    """The module that a factory makes, as a workload.
+    """The module of a factory as a workload.
 
-    The factory is called for each of three batches where it takes one, and its module, inputs and loss are taken; else
-    the leading dim of its inputs is the batch, unless something speaks against that.
+    A factory that takes a batch is called for each of three batches, and gives module, inputs and loss. Otherwise the
+    leading dim of its inputs is the batch, with checks.
 
     Args:
         target: ``pkg.module:factory`` or ``file.py:factory``.
@@ -546,7 +546,7 @@ def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
         seq: tokens of a sample, for a factory that takes them.
 
     Raises:
-        UserError: PyTorch is missing, the factory fails, its module cannot be captured, or its batch is not known.
+        UserError: PyTorch is missing, the factory fails, its module cannot be captured, or its batch is unknown.
     """
     require_torch()
     from steptime.captured.record.factory import load_target
@@ -572,10 +572,10 @@ def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
 
 
 def made_in(target: str, seq: int | None) -> str:
-    """Element type of a factory's module as it is made: the one that most of its parameters have.
+    """Default element type of the module of a factory: that of most of its parameters.
 
     Args:
-        target: as for :func:`captured_target`.
+        target: the factory, as for :func:`captured_target`.
         seq: tokens of a sample, for a factory that takes them.
 
     Raises:
@@ -595,7 +595,7 @@ def made_in(target: str, seq: int | None) -> str:
 
 
 def _of_one_batch(target: str, made: Target, element: str | None) -> CapturedModel:
-    """The module of a factory that does not take a batch: its inputs are given others."""
+    """The module of a factory that does not take a batch, as a workload with resized inputs."""
     from steptime.captured.record.problems import CaptureError
     from steptime.captured.record.variants import TAKE_BATCH, leading_batch, resized
 

@@ -131,7 +131,7 @@ def test_small_external_numbers_are_read_only_inside_the_folder(tmp_path):
     refused(write(inside / "m.onnx", external("link.bin")), "through a link")
     for offset in ("8", "-1", "x", "9" * 40):
         refused(write(inside / "m.onnx", external("s.bin", offset)), "are not in 's.bin'")
-    refused(write(inside / "m.onnx", external("none.bin")), "must be known before .* in 'none.bin': is that beside")
+    refused(write(inside / "m.onnx", external("none.bin")), "must be known before .* in 'none.bin': is that next to")
 
 
 VERSIONS = (("", 18), ("own", 1))

@@ -1,4 +1,4 @@
-"""``steptime fit``: the cheapest way to make a training step fit on one device."""
+"""The command ``steptime fit``: the cheapest way to fit a training step on one device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steptime.options import MAX_FIT_BATCH, MAX_FIT_SEQ
 
 
 class Allow(StrEnum):
-    """Strongest change of the numbers."""
+    """Strongest allowed change of the numerics."""
 
     NONE = "none"
     ROUNDING = "rounding"
@@ -32,7 +32,7 @@ def command(
     ],
     batch: Annotated[
         int | None,
-        number("--batch", "SAMPLES", "Samples per step; default: the factory's, else 8.", 1, MAX_FIT_BATCH),
+        number("--batch", "SAMPLES", "Samples per step; default: that of the factory, else 8.", 1, MAX_FIT_BATCH),
     ] = None,
     seq: Annotated[
         int | None, number("--seq", "TOKENS", "Tokens of a sample; default: the model's.", 1, MAX_FIT_SEQ)
@@ -47,15 +47,15 @@ def command(
         flag(
             "--host-bandwidth",
             metavar="'N GB/s'",
-            help="What the link between device and host sustains, each way; default the device's.",
+            help="Sustained bandwidth of the link between device and host, each way; default the device's.",
         ),
     ] = None,
     allow: Annotated[
         Allow | None,
         flag(
             "--allow",
-            help="Strongest change of the numbers: none, rounding (default: fewer bits somewhere), training (what is "
-            "learned may differ: fp8, bf16 weights, adapters on 4-bit weights).",
+            help="Strongest change of the numerics: none, rounding (default: fewer bits somewhere), training (the "
+            "trained model may differ: fp8, bf16 weights, adapters on 4-bit weights).",
         ),
     ] = None,
     framework: o.Framework = None,

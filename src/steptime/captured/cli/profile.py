@@ -1,4 +1,4 @@
-"""``steptime profile``: capture a real model and show what each operator costs, and what makes its peak memory."""
+"""The command ``steptime profile``: capture a real model, and show the cost of each operator and the peak memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """What is to be written, and where."""
+    """Paths of the files to write."""
 
     snapshot: Path | None
     trace: Path | None
@@ -37,7 +37,7 @@ class Files:
 
 def command(
     model: Annotated[
-        str, positional(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
+        str, positional(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="Factory or file of the model.")
     ],
     device: Annotated[
         str,
@@ -86,7 +86,7 @@ def command(
     ] = None,
     measured: Annotated[
         Path | None,
-        flag("--compare", metavar="FILE.pickle", help="A measured memory snapshot beside the prediction."),
+        flag("--compare", metavar="FILE.pickle", help="A measured memory snapshot to compare with the prediction."),
     ] = None,
     predictor: o.Predictor = None,
     show_all: o.All = False,
@@ -133,10 +133,10 @@ def command(
 
 
 def parse_dims(texts: list[str]) -> dict[str, int]:
-    """``NAME=N`` pairs.
+    """Sizes from ``NAME=N`` texts.
 
     Raises:
-        UserError: one is written otherwise.
+        UserError: a text has another form.
 
     >>> parse_dims(["batch=8"])
     {'batch': 8}
@@ -151,7 +151,7 @@ def parse_dims(texts: list[str]) -> dict[str, int]:
 
 
 def _check(files: Files) -> None:
-    """Before the work: suffixes and folders of the files to write, and what draws them."""
+    """Check suffixes and folders of the files to write, and the plotting library, before the work."""
     from steptime.store.files import is_file, refuse_unwritable
 
     for name, allowed in ENDINGS.items():
@@ -172,7 +172,7 @@ def _check(files: Files) -> None:
 
 
 def _write(found: Any, files: Files) -> None:
-    """The files that were asked for."""
+    """Write the requested files."""
     seconds = found.table.seconds.tolist()
     if files.snapshot is not None:
         from steptime.captured.formats.memory_snapshot import write_memory_snapshot
@@ -192,7 +192,7 @@ def _write(found: Any, files: Files) -> None:
 
 
 def _measured(path: Path | None) -> DeviceMemory | None:
-    """The fullest device of a measured snapshot, read before the work; None where none was given."""
+    """The device with the highest peak of a measured snapshot, read before the work; None without a snapshot."""
     if path is None:
         return None
     from steptime.captured.formats.snapshot_reader import read_snapshot
@@ -201,7 +201,7 @@ def _measured(path: Path | None) -> DeviceMemory | None:
 
 
 def _compared(found: Any, measured: DeviceMemory | None) -> dict[str, Any] | None:
-    """Measured and predicted peaks; of a CUDA device also the other sizes, and what holds them."""
+    """Measured and predicted peaks; for a CUDA device also the other sizes, in total and by category."""
     if measured is None:
         return None
     peak, predicted = measured.peak_allocated_bytes, found.memory["allocated"]

@@ -1,4 +1,4 @@
-"""What a captured graph costs: operators, their times on a device, sums, metrics."""
+"""Costs of a captured graph: operators, their times on a device, sums, metrics."""
 
 from steptime.captured.cost.table import CostTable, Coverage, Group, Metrics, Totals, Unknown, cost_table, table_metrics
 from steptime.captured.cost.timing import OperatorCost, Timer, work_of

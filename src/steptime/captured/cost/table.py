@@ -24,13 +24,13 @@ OPTIMIZER: Final = "(optimizer)"
 OUTSIDE: Final = "(outside modules)"
 TOPS: Final = (WHOLE, LOSS, OPTIMIZER, OUTSIDE)
 NUMBERED: Final = re.compile(r"\*|\d[\d,/+-]*")
-"""Members of a list of modules: one, some of them (:func:`members_text`), all."""
+"""Pattern of members of a list of modules: one, some (:func:`members_text`), or all."""
 PARTS: Final = 3
-"""Runs of members that a name lists."""
+"""Largest number of runs of members that a name lists."""
 
 
 class Named(Protocol):
-    """Anything with a name."""
+    """An object with a name."""
 
     @property
     def name(self) -> str:
@@ -42,11 +42,11 @@ T = TypeVar("T", bound=Named)
 
 
 def labels(calls: Sequence[Call]) -> list[str]:
-    """Module of each call; for calls outside any submodule what they belong to.
+    """Module of each call; one of `TOPS` for calls outside submodules.
 
-    In training, what runs after the last submodule of the forward and before the first of the backward pass is the
-    loss; what the root module itself does in between is not told apart from other calls outside. A program without
-    submodules is the model's, all but its optimiser.
+    In training, calls after the last submodule of the forward and before the first of the backward pass are the loss.
+    Calls of the root module itself are not distinguished from other calls outside submodules. All calls of a program
+    without submodules belong to the model, except for the optimiser.
     """
     inside = [number for number, call in enumerate(calls) if call.module and call.phase == "forward"]
     back = [number for number, call in enumerate(calls) if call.module and call.phase == "backward"]
@@ -60,7 +60,7 @@ def labels(calls: Sequence[Call]) -> list[str]:
 
 
 def ancestors(path: str, depth: int) -> list[str]:
-    """A path and what is above it, from the root, down to a depth; numbers of members do not count as levels.
+    """A path and its ancestors, from the root down to a depth; numbers of members do not count as levels.
 
     >>> ancestors("layers.0.attn.q", 2)
     ['(model)', 'layers', 'layers.0', 'layers.0.attn']
@@ -79,10 +79,10 @@ def ancestors(path: str, depth: int) -> list[str]:
 
 
 def folded_names(paths: Iterable[str], forward: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
-    """Path of each module -> the name that it shares with its like: members of one list that run the same.
+    """Path of each module -> a name shared by the members of one list that run the same operators.
 
-    ``forward``: module and cost of each call of the forward pass, in order. The backward pass may differ: nobody asks
-    for the gradient of the first block's input.
+    ``forward``: module and cost of each call of the forward pass, in order. The backward pass may differ, since the
+    input of the first block needs no gradient.
 
     >>> folded_names(["l.0.a", "l.1.a"], [("l.0.a", 7), ("l.1.a", 7)])
     {'l.0.a': 'l.*.a', 'l.1.a': 'l.*.a'}
@@ -104,7 +104,7 @@ def folded_names(paths: Iterable[str], forward: Iterable[tuple[str, Hashable]]) 
 
 
 def _members(path: str) -> list[tuple[str, str]]:
-    """Members of lists on the way to a module, and its path below each.
+    """Members of lists on the path to a module, and its path below each.
 
     >>> _members("layers.0.mlp.2.act")
     [('layers.0', 'mlp.2.act'), ('layers.0.mlp.2', 'act')]
@@ -114,7 +114,7 @@ def _members(path: str) -> list[tuple[str, str]]:
 
 
 def _texts(costs: Mapping[int, Hashable]) -> dict[int, str]:
-    """Members of a list -> the name of all that cost the same."""
+    """Member of a list -> name of all members with the same cost."""
     alike: dict[Hashable, list[int]] = {}
     for number in sorted(costs):
         alike.setdefault(costs[number], []).append(number)
@@ -129,7 +129,7 @@ def _folded(path: str, texts: Mapping[str, Mapping[int, str]]) -> str:
 
 
 def members_text(numbers: Sequence[int]) -> str:
-    """Members of a list: runs, a step after ``/``, and after ``+`` how many more there are; no point, as in a path.
+    """Text of members of a list: runs, a step after ``/``, and the number of others after ``+``; without a point.
 
     >>> members_text([0, 1, 2, 5]), members_text([4, 12, 20, 28]), members_text([0, 1, 5, 8, 9, 11, 12, 13])
     ('0-2,5', '4-28/8', '0-1,5,8-9,+3')
@@ -149,7 +149,7 @@ def members_text(numbers: Sequence[int]) -> str:
 
 
 def tree_order(groups: Mapping[str, T]) -> list[T]:
-    """Parents before their members, members in the order in which they came."""
+    """Groups as a tree: parents before their members, members in the given order."""
     members: dict[str, list[str]] = {}
     for name in groups:
         if name not in TOPS:
@@ -168,11 +168,11 @@ def tree_order(groups: Mapping[str, T]) -> list[T]:
 
 
 LOOPS: Final = ("GRU", "LSTM", "RNN")
-"""Modules that are one call from Python, whatever number of operators it has."""
+"""Modules that are one call from Python with any number of operators."""
 
 
 def issuers(program: Program) -> tuple[int, ...]:
-    """Who issues each call of a program, as a place in :data:`steptime.estimate.learned.ISSUERS`."""
+    """Issuer of each call of a program, as an index into :data:`steptime.estimate.learned.ISSUERS`."""
     inside = ISSUERS.index("inside")
     out = []
     before = ("", "")
@@ -185,15 +185,15 @@ def issuers(program: Program) -> tuple[int, ...]:
 
 
 def bare(issuer: Issuer, timer: Timer) -> bool:
-    """Whether no module and no Python stands between one call and the next.
+    """True if no module and no Python code runs between one call and the next.
 
-    On the host itself that is so in optimisers too, which record no gradients.
+    On a CPU this also holds in optimisers, which record no gradients.
     """
     return issuer == "inside" or (timer.in_turn and issuer == "optimizer")
 
 
 def issue_s(host_s: Num, launches: Num, short: Num, timer: Timer) -> Num:
-    """Time of the host to issue a call (s), less where it is ``short`` (:func:`bare`): that of further kernels."""
+    """Time of the host to issue a call (s); where ``short`` (:func:`bare`), only the time per further kernel."""
     return where(short, minimum(host_s, launches * timer.host_more_s), host_s)
 
 
@@ -204,7 +204,7 @@ class Group:
     name: str
     calls: int
     flops: float
-    """Matrix operations that run, with repeated and recomputed ones; a causal mask counts once."""
+    """Executed matrix operations, with repeated and recomputed ones; a causal mask counts once."""
     vector_flops: float
     moved_bytes: float
     launches: float
@@ -215,13 +215,13 @@ class Group:
 
     @property
     def intensity(self) -> float:
-        """Operations of all kinds per byte; 0 where nothing moves."""
+        """Operations of all kinds per byte; 0 without traffic."""
         return _intensity(self.flops + self.vector_flops, self.moved_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """An operator that is in no table: timed by its bytes."""
+    """An operator that is in no table, timed by its bytes."""
 
     op: str
     calls: int
@@ -230,14 +230,14 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How much of a program is known."""
+    """Coverage of a program by the tables of operators."""
 
     calls: int
-    """Calls that do something; looks at memory are left out."""
+    """Number of calls with work, without views."""
     known_share_of_calls: float
     known_share_of_bytes: float
     fitted_share_of_time: float
-    """Share of the device's time that fitted models gave, not the roofline."""
+    """Fraction of the device time that comes from fitted models, not from the roofline."""
     unknown: tuple[Unknown, ...]
 
 
@@ -246,11 +246,11 @@ class Totals:
     """Sums over a step."""
 
     model_flops: float
-    """Matrix operations that the model asks for: nothing that runs again, a causal mask counted once."""
+    """Matrix operations of the model, without recomputation; a causal mask counts once."""
     executed_flops: float
-    """Matrix operations that run."""
+    """Executed matrix operations."""
     saved_flops: float
-    """Those of them that Winograd's algorithm leaves out."""
+    """Part of the executed operations that Winograd's algorithm saves."""
     vector_flops: float
     moved_bytes: float
     launches: float
@@ -259,15 +259,15 @@ class Totals:
     host_s: float
     """Time of the host to issue all kernels."""
     step_s: float
-    """Time of the step: that of the device, or of the host where it is slower."""
+    """Time of the step: the smooth maximum of device and host time."""
     bracket_s: tuple[float, float]
-    """Bounds: device and host side by side, one after the other."""
+    """Bounds: device and host concurrently, and one after the other."""
     band_s: tuple[float, float]
-    """Where nine of ten measurements should lie, from the errors of the curves."""
+    """Interval in which nine of ten measurements should lie, from the errors of the curves."""
     mfu: float
-    """Model FLOPs but for the saved ones, against the dense peak of the element types that they run in."""
+    """Model FLOPs without the saved ones, over the dense peak of their element types."""
     hfu: float
-    """Share of the peak that the FLOPs that run take, but for the saved ones."""
+    """Executed FLOPs without the saved ones, over the dense peak of their element types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,23 +282,23 @@ class CostTable:
     """Number of each call's cost in ``kinds``."""
 
     def column(self, value: Callable[[OperatorCost], float]) -> Array:
-        """A number of each call's cost."""
+        """A number of the cost of each call."""
         out: Array = np.array([value(cost) for cost in self.kinds], np.float64)[self.kind]
         return out
 
     @cached_property
     def flops(self) -> Array:
-        """Matrix operations of each call that run."""
+        """Executed matrix operations of each call."""
         return self.column(lambda c: float(c.work.matrix_flops))
 
     @cached_property
     def model_flops(self) -> Array:
-        """Matrix operations of each call that the model asks for; 0 where the call runs a second time."""
+        """Matrix operations of each call that count for the model; 0 if the call is a recomputation."""
         return self.column(lambda c: float(c.work.model_flops)) * ~self.recomputed
 
     @cached_property
     def saved_flops(self) -> Array:
-        """Matrix operations of each call that Winograd's algorithm leaves out."""
+        """Matrix operations of each call that Winograd's algorithm saves."""
         return self.column(lambda c: c.saved_flops)
 
     @cached_property
@@ -323,12 +323,12 @@ class CostTable:
 
     @cached_property
     def issued(self) -> Array:
-        """Who issues each call, a place in :data:`ISSUERS`."""
+        """Issuer of each call, an index into :data:`ISSUERS`."""
         return np.array(issuers(self.program), np.int64)
 
     @cached_property
     def host_s(self) -> Array:
-        """Time of the host to issue each call, less where no Python stands between (:func:`bare`)."""
+        """Time of the host to issue each call, less where no Python code runs in between (:func:`bare`)."""
         host_s = self.column(lambda c: c.host_s)
         short = np.array([bare(issuer, self.timer) for issuer in ISSUERS])[self.issued]
         out = np.asarray(issue_s(host_s, self.launches, short, self.timer))
@@ -340,18 +340,18 @@ class CostTable:
 
     @cached_property
     def recomputed(self) -> Array:
-        """Which calls run a second time."""
+        """True for calls that are recomputations."""
         return np.array([call.recomputed for call in self.program.calls], np.bool_)
 
     @cached_property
     def works(self) -> Array:
-        """Which calls do something."""
+        """True for calls with work."""
         return self.column(lambda c: float(c.bound != "none")) > 0
 
     # -- sums ---------------------------------------------------------------------------------------------------------
 
     def by(self, label: Callable[[Call], str]) -> tuple[Group, ...]:
-        """Sums over calls that do something, by a label; the longest first."""
+        """Sums over calls with work, by a label; the longest first."""
         groups = self._grouped([label(call) for call in self.program.calls])
         return tuple(sorted(groups, key=lambda group: -group.seconds))
 
@@ -371,15 +371,15 @@ class CostTable:
         return tuple(groups[name] for name in BOUNDS if name in groups)
 
     def by_basis(self) -> tuple[Group, ...]:
-        """Sums by what the times rest on, the longest first."""
+        """Sums by the basis of the times, the longest first."""
         groups = self._grouped([self.kinds[number].basis for number in self.kind])
         return tuple(sorted(groups, key=lambda group: -group.seconds))
 
     def by_module(self, depth: int = 2, *, folded: bool = False) -> tuple[Group, ...]:
         """Sums by module with all its members, in the order of the tree, down to a depth.
 
-        Numbers of members do not count as levels. What runs outside modules is the loss, the optimiser, or neither.
-        ``folded``: members of a list that run the same (the layers of a stack) are one.
+        Numbers of members do not count as levels. Calls outside modules are the loss, the optimiser, or neither.
+        ``folded``: members of a list with the same operators (the layers of a stack) are one group.
         """
         sums: dict[str, Group] = {}
         paths = labels(self.program.calls)
@@ -391,7 +391,7 @@ class CostTable:
         return tuple(tree_order(sums))
 
     def _folded(self, groups: Sequence[Group], paths: Sequence[str]) -> dict[str, str]:
-        """Path of each group -> the name that it shares with groups like it, by what their forward passes cost."""
+        """Path of each group -> name shared by groups whose forward passes cost the same."""
         alike = [(c.op, c.seconds, c.work.moved_bytes, c.work.matrix_flops, c.work.vector_flops) for c in self.kinds]
         calls = zip(paths, self.kind, self.program.calls, strict=True)
         forward = [(path, alike[kind]) for path, kind, call in calls if call.phase == "forward"]
@@ -416,7 +416,7 @@ class CostTable:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """How much of the program is known."""
+        """Coverage of the program by the tables of operators."""
         unknown = self.column(lambda c: float(c.work.family == UNKNOWN)) > 0
         fitted = self.column(lambda c: float(bool(c.basis) and c.basis != "roofline")) > 0
         calls, moved = int(self.works.sum()), float(self.moved_bytes.sum())
@@ -454,16 +454,16 @@ class CostTable:
         )  # fmt: skip
 
     def _band(self, step_s: float, host_s: float) -> tuple[float, float]:
-        r"""Errors of one curve go together, those of different curves do not.
+        r"""Band of the step time; errors of one curve are correlated, those of different curves independent.
 
         $$\Delta^2 = \sum_c \big(T_c\,(f_c - 1)\,(d/t)^{p-1}\big)^2 + \big(h\,(f_h - 1)\,(h/t)^{p-1}\big)^2
           + \big(t\,(f_s - 1)\big)^2$$
 
         with $T_c$ the time on curve $c$ and $f_c$ an end of its band, $d = \sum_c T_c$ and $h$ the times of device and
         host, $(d/t)^{p-1}$ and $(h/t)^{p-1}$ the derivatives of their soft maximum $t$ of exponent $p$
-        (:func:`steptime.cost.host.issued_s`), and $f_s$ what a step takes against the sum of its kernels. Above the
-        time count the ends above 1, below it those below 1. Under a learned correction the band is that of the steps
-        on which it was calibrated.
+        (:func:`steptime.cost.host.issued_s`), and $f_s$ an end of the band of a step over the sum of its kernels. Ends
+        above 1 count for the upper edge, ends below 1 for the lower one. With a learned correction the band is that of
+        the steps on which it was calibrated.
         """
         if not step_s:
             return (0.0, 0.0)
@@ -534,7 +534,7 @@ _SUMMED: Final = ("calls", "flops", "vector_flops", "moved_bytes", "launches", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What a graph costs: static metrics, and the predicted time."""
+    """Cost of a graph: static metrics, and the predicted time."""
 
     flops: float
     """Operations of the matrix and the vector units."""
@@ -543,11 +543,11 @@ class Metrics:
     seconds: float
     """Predicted time of the device."""
     peak_bytes: float = 0.0
-    """Largest memory that is alive at once, where somebody has counted it."""
+    """Largest memory that is alive at once; 0 if not computed."""
 
 
 def table_metrics(table: CostTable, *, peak_bytes: float = 0.0) -> Metrics:
-    """Metrics of a recorded program; its time is that of the step, with the host."""
+    """Metrics of a recorded program; the time is the step time, with the host."""
     totals = table.totals
     return Metrics(
         flops=totals.executed_flops + totals.vector_flops, moved_bytes=totals.moved_bytes, launches=totals.launches,

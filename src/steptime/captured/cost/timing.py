@@ -1,7 +1,4 @@
-"""Every operator of a graph: its work on any device, and its time on one.
-
-Time of one operator on one device: a fitted model where there is one, else the roofline.
-"""
+"""Work of every operator of a graph, and its time on a device, by a fitted model or else by the roofline."""
 
 from __future__ import annotations
 
@@ -31,10 +28,10 @@ _UNKNOWN_ROW: Final = OperatorWork(kernels=moved)
 
 
 def work_of(node: Node, *, inplace: bool = False) -> Work:
-    """What a node costs on any device.
+    """Work of a node, independent of the device.
 
-    A look at memory costs nothing. An operator that is in no table moves its inputs and outputs once, computes nothing
-    that is known, and has the family ``unknown``.
+    A view costs nothing. An operator that is in no table moves its inputs and outputs once, has no known computation,
+    and has the family ``unknown``.
 
     Args:
         node: the operator with its inputs.
@@ -47,12 +44,12 @@ def work_of(node: Node, *, inplace: bool = False) -> Work:
 
 
 def direct_call(node: Node, work: Work, working_bytes: float) -> KernelCall | None:
-    """What a node is timed as on a processor that was measured operator by operator, None where nothing is like it.
+    """Measured operator that a node is timed as on a CPU; None if none was measured.
 
     Args:
         node: the operator.
-        work: its work on any device.
-        working_bytes: what the step goes through before it comes back to the same tensors.
+        work: its work.
+        working_bytes: memory that the step traverses before it returns to the same tensors.
     """
     row = OPERATORS.get(node.op)
     if row is None or row.processor is None or not node.inputs or not node.outputs or node.outputs[0].dtype != "fp32":
@@ -66,7 +63,7 @@ def direct_call(node: Node, work: Work, working_bytes: float) -> KernelCall | No
 
 
 def _turned(node: Node) -> bool:
-    """Whether the left factor of a product is the transpose of what lies in memory."""
+    """True if the left factor of a product is the transpose of the matrix in memory."""
     left = left_factor(node)
     return left is not None and turned(left)
 
@@ -75,15 +72,15 @@ Bound = Literal["matrix", "vector", "memory", "launch", "none"]
 BOUNDS: Final[tuple[Bound, ...]] = ("matrix", "vector", "memory", "launch", "none")
 
 HOST_S: Final = 20e-6
-"""Time of the host to issue one kernel in eager PyTorch, modules and autograd included; assumed, between the 7 us that
-a planner for PyTorch takes (autoparallel) and the 45 us that ResNets of 12 images show on a DGX A100 of 2020."""
+"""Time of the host to issue one kernel in eager PyTorch, with modules and autograd; assumed, between the 7 us that a
+planner for PyTorch assumes (autoparallel) and the 45 us of ResNets with 12 images on a DGX A100 of 2020."""
 HOST_MORE_S: Final = 4e-6
-"""Time of the host for every further kernel of the same operator, which no Python stands between; assumed."""
+"""Time of the host for every further kernel of an operator, without Python code in between; assumed."""
 HOST_BAND: Final = (0.3, 2.3)
-"""Band of the host's time as a factor: from a fast host to the one of the measured ResNets."""
+"""Band of the host time as a factor: from a fast host to the one of the measured ResNets."""
 STEP_BAND: Final = (0.9, 1.45)
-"""Band of a step against the sum of its kernels measured alone, as a factor: clocks under load, memory management,
-kernels that differ; from training and inference of OPT, GPT-2, BERT, ResNet and VGG on 15 devices."""
+"""Band of a step over the sum of its separately measured kernels, as a factor: clocks under load, memory management,
+different kernels; from training and inference of OPT, GPT-2, BERT, ResNet and VGG on 15 devices."""
 ROOFLINE_BAND: Final = (0.7, 2.0)
 """Band of a time without a curve as a factor; assumed."""
 
@@ -92,18 +89,18 @@ Tf32 = Literal["none", "convolutions", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCost:
-    """What one operator costs on one device."""
+    """Cost of one operator on one device."""
 
     op: str
     work: Work
     seconds: float
-    """Time of the device, its launches included."""
+    """Time of the device, with launches."""
     bound: Bound
-    """What takes longest in it: arithmetic, memory or launches."""
+    """Its longest part: arithmetic, memory or launches."""
     basis: str
-    """What the time rests on."""
+    """Basis of the time: a curve, or the roofline."""
     band: tuple[float, float]
-    """Factors on the time between which nine of ten measurements lie."""
+    """Factors on the time that bound nine of ten measurements."""
     peak_flops_per_s: float
     """Dense peak of the matrix units in its element type."""
     dtype: str
@@ -111,71 +108,71 @@ class OperatorCost:
     host_s: float
     """Time of the host to issue it."""
     saved_flops: float = 0.0
-    """Matrix operations that Winograd's algorithm leaves out."""
+    """Matrix operations that Winograd's algorithm saves."""
     scatter: float | None = None
-    """Relative standard deviation of its time that no kernel of nearly the same size shares; None: not known."""
+    """Relative standard deviation of its time that kernels of similar size do not share; None: unknown."""
 
 
 Basis = tuple[str, tuple[float, float]]
-"""What a time rests on, and its band as factors."""
+"""Basis of a time, and its band as factors."""
 NO_COST: Final[Basis] = ("", (1.0, 1.0))
 FREE: Final = OperatorCost(
     op=VIEW, work=NOTHING, seconds=0.0, bound="none", basis=NO_COST[0], band=NO_COST[1], peak_flops_per_s=1.0,
     dtype="fp32", host_s=0.0,
 )  # fmt: skip
-"""Cost of what costs nothing."""
+"""Cost of an operator without work."""
 TURNS: Final = frozenset({"t", "transpose", "permute"})
-"""Looks at memory that only exchange dims."""
+"""Views that only exchange dims."""
 MATRIX: Final = ("product", "convolution", "recurrent", "attention")
-"""Families whose time models know no product without operations."""
+"""Families whose time models need operations."""
 
 
 def _is_empty(node: Node) -> bool:
-    """Whether it has outputs and none of them has an element: PyTorch launches no kernel for it."""
+    """True for a node with only empty outputs, for which PyTorch launches no kernel."""
     return bool(node.outputs) and not any(output.elements for output in node.outputs)
 
 
 _BEYOND: Final = 2.0
-"""Times the largest measured operator up to which its curve is used."""
+"""Largest size for which a curve is used, over that of the largest measured operator."""
 _TWO_BYTES: Final = 12.0
-"""Bytes that a map of two tensors of fp32 moves per element."""
+"""Bytes per element that a map of two fp32 tensors moves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timer:
-    """Times operators on a device, each kind of node once."""
+    """Timer of operators on a device; equal nodes are timed once."""
 
     device: Device
     calibrated: bool = True
-    """With the profile of the device, if it has one."""
+    """True to use the profile of the device, if it has one."""
     tf32: Tf32 = "convolutions"
-    """Which fp32 products run in TF32, on devices that have it; PyTorch's default is convolutions only."""
+    """The fp32 products that run in TF32, on devices that have it; PyTorch's default is convolutions only."""
     given_host_s: float | None = None
-    """Time of the host to issue one operator, its first kernel included; None: as measured, or :data:`HOST_S`."""
+    """Time of the host to issue one operator with its first kernel; None: as measured, or :data:`HOST_S`."""
     host_more_s: float = HOST_MORE_S
     """Time of the host for every further kernel of the same operator."""
     working_bytes: float = math.inf
-    """Memory that a step goes through before it comes back to the same tensors; infinite: no cache keeps any."""
+    """Memory that a step traverses before it returns to the same tensors; infinite: no cache keeps any."""
     correction: Correction | None = None
     """Learned correction of the times of operators and of the host."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """What a framework makes of the time of products (``matrix``), attention, the optimiser and all else (``vector``),
-    and of data-parallel traffic (``data_links``); 1 where nothing is given."""
+    """Factors of a framework on the time of products (``matrix``), attention, the optimiser and all else (``vector``),
+    and on data-parallel traffic (``data_links``); by default 1."""
     recorded: bool = True
-    """Modules issue the operators and record gradients; else a graph issues them, as measured one by one."""
+    """True if modules issue the operators and record gradients; else a graph issues them, as in the measurements."""
     _machines: dict[str, Machine] = field(default_factory=dict, repr=False, compare=False)
     _costs: dict[tuple[object, ...], OperatorCost] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def host_s(self) -> float:
-        """Time of the host to issue one operator, its first kernel included."""
+        """Time of the host to issue one operator with its first kernel."""
         known = (self.given_host_s, self.device.issue_s, HOST_S)
         return next(seconds for seconds in known if seconds is not None)
 
     def measured_s(self, kind: str, moved_bytes: float = 0.0) -> float | None:
-        """Time of an operator of a processor (:data:`steptime.estimate.measured.CPU_MAPS`) that moves some bytes.
+        """Time of a CPU operator (:data:`steptime.estimate.measured.CPU_MAPS`) that moves some bytes.
 
-        Without any it is the time of its call. None where the device was not measured so.
+        With 0 bytes it is the time of its call. None if the device has no such measurement.
         """
         model = self.machine("fp32").models.get(kind) if self.in_turn else None
         if model is None or not moved_bytes:  # curves of convolutions and products take other sizes than maps
@@ -184,18 +181,18 @@ class Timer:
         return float(model.formula({**model.fixed, **sizes}))
 
     def _issued_s(self, kind: str) -> float:
-        """Time of the host for what moves nothing; 0 where it is not known, or part of that of the operators."""
+        """Time of the host for an operator without traffic; 0 if unknown, or part of the time of the operators."""
         return 0.0 if self.recorded else self.measured_s(kind) or 0.0
 
     @cached_property
     def _looks(self) -> tuple[OperatorCost, OperatorCost]:
-        """Cost of a look at memory, and of one that only exchanges dims."""
+        """Cost of a view, and of a view that only exchanges dims."""
         times = (self._issued_s(CPU_VIEW), self._issued_s(CPU_TURN))
         first, second = (replace(FREE, host_s=host_s) if host_s else FREE for host_s in times)
         return first, second
 
     def look(self, op: str) -> OperatorCost:
-        """Cost of an operator that only looks at memory: time of the host, where that was measured."""
+        """Cost of a view: time of the host, if it was measured."""
         return self._looks[op in TURNS]
 
     @cached_property
@@ -205,17 +202,17 @@ class Timer:
 
     @property
     def sharpness(self) -> float:
-        """Exponent with which the times of device and host join."""
+        """Exponent of the smooth maximum of device and host time."""
         return issue_sharpness(self.device)
 
     @property
     def in_turn(self) -> bool:
-        """Whether the host is the device itself, and issues an operator when it has computed the one before."""
+        """True if the host is the device itself, which issues an operator after it has computed the previous one."""
         return self.sharpness == IN_TURN
 
     @cached_property
     def _convolved(self) -> str:
-        """Element type at whose rate convolutions of fp32 run."""
+        """Element type at whose rate fp32 convolutions run."""
         return rate_dtype(self.device, convolved_in(self.device, "fp32"))
 
     def machine(self, dtype: str) -> Machine:
@@ -226,7 +223,7 @@ class Timer:
         return found
 
     def cost(self, node: Node, *, inplace: bool = False) -> OperatorCost:
-        """Cost of a node; nodes of the same operator, types and attributes cost the same."""
+        """Cost of a node, cached by operator, types and attributes."""
         attributes = tuple(pair for pair in node.attributes if pair[0] != "draw")
         key = (node.op, inplace, node.names, tuple(v.type for v in node.inputs), attributes, node.outputs,
                len(set(node.inputs)), _turned(node))  # fmt: skip
@@ -239,9 +236,9 @@ class Timer:
         return found
 
     def _direct(self, node: Node, work: Work) -> OperatorCost | None:
-        """Cost of an operator that was measured on this processor as a graph calls it, its call included.
+        """Cost of an operator that was measured on this CPU as a graph calls it, with its call.
 
-        None with gradients, beyond the sizes that were measured, and where nothing like it was.
+        None with gradients, for sizes beyond the measured ones, and for operators that were not measured.
         """
         wanted = self.in_turn and not self.recorded and work.launches
         call = direct_call(node, work, self.working_bytes) if wanted else None
@@ -289,7 +286,7 @@ class Timer:
         return "tf32" if tf32 else dtype
 
     def _seconds(self, machine: Machine, work: Work, rate: float) -> tuple[float, float, Basis]:
-        """Time, operations that Winograd's algorithm saves, and what the time rests on."""
+        """Time, operations that Winograd's algorithm saves, and the basis of the time."""
         counts = {n: getattr(work, n) for n in ("matrix_flops", "vector_flops", "moved_bytes")}
         calls = () if work.family in MATRIX and not work.matrix_flops else work.kernels  # k = 0: a fill
         models = [fitted(machine, call, counts) for call in calls]
@@ -305,25 +302,25 @@ class Timer:
 
 
 def kind_of(work: Work) -> str:
-    """The factor of a framework that some work has (:attr:`Timer.factors`)."""
+    """Key of the factor of a framework for some work (:attr:`Timer.factors`)."""
     if work.family in ("attention", "optimiser"):
         return "attention" if work.family == "attention" else "optimizer"
     return "matrix" if work.matrix_flops else "vector"
 
 
 OTHER: Final = "other"
-"""Time model of work that has none."""
+"""Name for work without a time model."""
 
 
 def time_model(work: Work) -> str:
-    """The time model of some work; of work in several kernels that of the first one."""
+    """Time model of some work; with several kernels, that of the first one."""
     return work.kernels[0].operator if work.kernels else OTHER
 
 
 def described_work(work: Work, seconds: float, machine: Machine) -> tuple[str, tuple[Num, ...]]:
-    """The time model of some work and its features (:func:`steptime.estimate.learned.described`).
+    """Time model of some work, and its features (:func:`steptime.estimate.learned.described`).
 
-    Of work in several kernels the first one names it; counts and time are those of all.
+    With several kernels, the first one gives the model; counts and time are of all.
     """
     first = work.kernels[0] if work.kernels else None
     counts = {n: float(getattr(work, n)) for n in ("matrix_flops", "vector_flops", "moved_bytes", "launches")}
@@ -339,18 +336,18 @@ def described_work(work: Work, seconds: float, machine: Machine) -> tuple[str, t
 
 
 def _are_streams(calls: tuple[KernelCall, ...]) -> bool:
-    """Whether the curves are of single kernels; all others were fitted to whole operators, launches included."""
+    """True if the curves are of single kernels; all others were fitted to whole operators with their launches."""
     return all(call.operator == STREAM for call in calls)
 
 
 def _basis(models: list[Timed]) -> Basis:
-    """The curve of the longest kernel."""
+    """Basis and band of the longest kernel."""
     first = max(models, key=lambda model: float(model.seconds)).model
     return first.basis, first.curve.band
 
 
 def fitted(machine: Machine, call: KernelCall, work: Mapping[str, Num]) -> Timed | None:
-    """The model of a kernel, or None where the roofline has to do."""
+    """Fitted model of a kernel; None if there is none, so that the roofline applies."""
     if not machine.models:
         return None
     shape = {name: float(value) for name, value in call.shape.items()}

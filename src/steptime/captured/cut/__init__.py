@@ -1,1 +1,1 @@
-"""A captured module as a workload: its repeated block, what surrounds it, and how tensor ranks can cut it."""
+"""Parts of a captured module, its repeated block, head and tail, and their cuts over tensor ranks."""

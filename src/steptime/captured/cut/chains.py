@@ -1,4 +1,4 @@
-"""A recorded step without equal blocks as a chain of parts: cut where few activations pass on in its forward pass."""
+"""A recorded step without equal blocks as a chain of parts, cut where few activations cross in its forward pass."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from steptime.num import Array
 
 MOST_PARTS: Final = 16
 MOST_CROSSING: Final = 4
-"""Activations that pass a cut at most; more than one only inside of a part that is heavy."""
+"""Largest number of activations that cross a cut; more than one only inside a heavy part."""
 HEAVY: Final = 4 / MOST_PARTS
-"""Share of computation and share of parameters, added up, from which a part is cut where several activations pass."""
+"""Sum of the fractions of computation and parameters above which a part is cut where several activations cross."""
 LEAST: Final = 1 / (4 * MOST_PARTS)
-"""The same below which a part joins a neighbour: activation functions, pools, dropouts."""
+"""Sum of the fractions of computation and parameters below which a part joins a neighbour: activations, pools."""
 LEAST_BRANCH: Final = 0.1
-"""Share of computation from which parts are a branch that may run next to another one."""
+"""Least fraction of computation of a branch that may run in parallel to another one."""
 
 
 class Chain(NamedTuple):
@@ -30,16 +30,16 @@ class Chain(NamedTuple):
     """Part of each call, from 0; -1: the optimiser."""
     names: list[str]
     parallel: bool
-    """Some are branches: nothing passes from one to another, and each does a tenth of the forward pass or more."""
+    """True if some parts are branches: nothing passes between them, and each does at least a tenth of the forward."""
 
 
 def chain_of(program: Program) -> Chain:
     """The parts of a recorded step.
 
-    A cut lies between two modules, where one activation passes on, apart from parameters and inputs, and where the
-    backward pass has left the modules behind the cut before it comes to those before it. Parts without a share worth
-    mention of computation or parameters, and the lightest while there are more than 16, join the neighbour from which
-    or to which more bytes pass. A part is named after its first module; there is one, ``whole``, without a cut.
+    A cut lies between two modules, where one activation crosses (parameters and inputs do not count), and where the
+    backward pass leaves the modules after the cut before it reaches those before the cut. Parts with negligible
+    computation and parameters, and the lightest while there are more than 16, join the neighbour with which they
+    exchange more bytes. A part has the name of its first module; without a cut there is one part, ``whole``.
     """
     forward = [n for n, call in enumerate(program.calls) if call.phase == "forward"]
     backward = [n for n, call in enumerate(program.calls) if call.phase == "backward"]
@@ -60,7 +60,7 @@ def chain_of(program: Program) -> Chain:
 
 
 class _Storage(NamedTuple):
-    """Places in a forward pass at which a storage is made, last written, and read."""
+    """Places in a forward pass at which a storage is allocated, last written, and read."""
 
     made: int
     written: int
@@ -68,7 +68,7 @@ class _Storage(NamedTuple):
 
 
 def _storages(program: Program, forward: Sequence[int]) -> dict[int, _Storage]:
-    """Storages that a forward pass makes."""
+    """Storages that a forward pass allocates."""
     made, written, read = dict[int, int](), dict[int, int](), dict[int, list[int]]()
     for place, number in enumerate(forward):
         call = program.calls[number]
@@ -83,9 +83,9 @@ def _storages(program: Program, forward: Sequence[int]) -> dict[int, _Storage]:
 
 
 def _crossing(program: Program, storages: Mapping[int, _Storage], places: int) -> tuple[Array, Array]:
-    """Activations that pass each place of the forward pass, and their bytes; infinite where a part has no right to end.
+    """Activations that cross each place of the forward pass, infinite where no cut is allowed, and their bytes.
 
-    Over a cut nothing is written in place: a part has made what it keeps.
+    No write in place crosses a cut, so that each part computes the tensors that it keeps.
     """
     count, size, inside = (np.zeros(places + 2) for _ in range(3))
     for storage, (made, written, read) in storages.items():
@@ -98,11 +98,10 @@ def _crossing(program: Program, storages: Mapping[int, _Storage], places: int) -
 
 
 def _turns(program: Program, forward: Sequence[int], backward: Sequence[int]) -> dict[int, int]:
-    """Place between two modules -> where the backward pass comes to the modules before it.
+    """Place between two modules -> place at which the backward pass reaches the modules before it.
 
-    There are only places whose modules behind them the backward pass leaves first, but for gradients of parameters,
-    which are added up where the last one is made. Calls of modules on both sides of a place belong to the side that
-    runs.
+    Only places count whose later modules the backward pass leaves first; sums of gradients of parameters are exempt,
+    as they run where the last gradient is made. Calls of a module on both sides of a place belong to the running side.
     """
 
     def made(number: int) -> set[str]:
@@ -124,7 +123,7 @@ def _turns(program: Program, forward: Sequence[int], backward: Sequence[int]) ->
 
 
 def _candidates(weights: Array, places: Iterable[int], crossing: Array) -> list[int]:
-    """Cuts where one activation passes, more of them in heavy parts."""
+    """Cuts where one activation crosses, or several in heavy parts."""
     weight, ends = np.concatenate([[0.0], np.cumsum(weights)]), [0, len(weights)]
     for most in range(1, MOST_CROSSING + 1):
         heavy = [(low, high) for low, high in pairwise(ends) if most == 1 or weight[high] - weight[low] > HEAVY]
@@ -136,8 +135,8 @@ def _candidates(weights: Array, places: Iterable[int], crossing: Array) -> list[
 def _branches(storages: Mapping[int, _Storage], ends: Array, computed: Array) -> set[int]:
     """Places where branches begin, and where they meet.
 
-    Of the parts that begin at each place those are a branch that read nothing of some parts right before it; of all
-    numbers of parts before it the one is taken with which the smaller branch of the two does most.
+    Parts from a place on are a branch if they read nothing of some parts right before it, which are the other branch.
+    Their number is chosen so that the smaller of both branches does the most computation.
     """
     count, done = len(ends) - 1, np.concatenate([[0.0], np.cumsum(computed)])[ends]
     between = np.zeros((count, count), bool)
@@ -156,7 +155,7 @@ def _branches(storages: Mapping[int, _Storage], ends: Array, computed: Array) ->
 
 
 def _joined(cuts: Sequence[int], fixed: Collection[int], weights: Array, size_bytes: Array) -> list[int]:
-    """The cuts that are left when light parts have joined a neighbour, but for those between branches."""
+    """Cuts that remain after light parts have joined a neighbour; cuts between branches always remain."""
     weight, ends = np.concatenate([[0.0], np.cumsum(weights)]), [0, *cuts, len(weights)]
     while True:
         shares = np.diff(weight[ends])
@@ -169,7 +168,7 @@ def _joined(cuts: Sequence[int], fixed: Collection[int], weights: Array, size_by
 
 
 def _weights(program: Program, forward: Sequence[int]) -> tuple[Array, Array]:
-    """Share of operations of each call; and with the share of parameters on top, of the first call that reads each."""
+    """Fraction of operations of each call; and this plus the fraction of parameters that the call reads first."""
     left = {each.storage: each.elements for each in program.parameters}
     computed, read = np.zeros(len(forward)), np.zeros(len(forward))
     for place, number in enumerate(forward):
@@ -183,7 +182,7 @@ def _weights(program: Program, forward: Sequence[int]) -> tuple[Array, Array]:
 
 
 def _names(program: Program, forward: Sequence[int], cuts: Sequence[int]) -> list[str]:
-    """The first module of each part; numbered where several parts begin in one."""
+    """Name of the first module of each part, numbered if several parts begin in one module."""
     if not cuts:
         return ["whole"]
     out: list[str] = []

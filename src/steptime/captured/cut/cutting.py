@@ -1,9 +1,9 @@
-"""How tensor ranks can cut a module: pairs of products with weights, and what of each weight one rank holds.
+"""Cut of a module over tensor ranks: pairs of products with weights, and the part of each weight on one rank.
 
-Every product of a whole activation with a weight is taken to be cut by columns, one of a cut activation by rows (its
-output is then a sum over the ranks). Where an operator needs all of something that is cut, the weights to blame are
-left whole and everything is followed again; the first attempt without blame stands (Shoeybi et al., arXiv 1909.08053,
-is what comes out for a transformer block).
+A product of a whole activation with a weight is cut by columns, a product of a cut activation by rows (its output is
+then a sum over the ranks). Where an operator needs the whole of a value that is cut, the weights to blame are left
+whole and the walk starts again; the first attempt without blame is the result. For a transformer block it is the cut of
+Shoeybi et al., arXiv 1909.08053.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from steptime.num import divisors
 
 MOST_RANKS: Final = 1024
 LOSS_NUMBERS: Final = 3
-"""Numbers of a row that ranks exchange where each has some of the classes: maximum, sum, and the score of the label."""
+"""Numbers per row that ranks with some classes each exchange: maximum, sum, and the score of the label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,22 @@ class Exchange:
 
     value: Value
     numbers: int | None = None
-    """Number of fp32 numbers of each row instead of the whole value."""
+    """Count of fp32 numbers per row that are exchanged; None: the whole value."""
 
 
 @dataclass(slots=True)
 class Cutting:
-    """Where everything lies when a module is cut over tensor ranks."""
+    """Layouts of all values of a module that is cut over tensor ranks."""
 
     weights: dict[str, int] = field(default_factory=dict)
     """Parameter -> dim along which it is cut."""
     layouts: dict[Node, list[Layout]] = field(default_factory=dict)
     exchanges: dict[Node, list[Exchange]] = field(default_factory=dict)
-    """Operator -> sums that are finished for it."""
+    """Operator -> sums over ranks that are finished before it."""
     pairs: set[str] = field(default_factory=set)
-    """Weights that are cut by rows, blocks as one."""
+    """Families of weights that are cut by rows."""
     vocabulary: set[str] = field(default_factory=set)
-    """Weights that are cut over a vocabulary, whose last part may be smaller."""
+    """Families of weights that are cut over a vocabulary, whose last part may be smaller."""
 
     def of(self, value: Value) -> Layout:
         """Layout of a value."""
@@ -67,7 +67,7 @@ class Cutting:
 
     @property
     def sizes(self) -> set[int]:
-        """Sizes of the dims that are cut, those of a vocabulary apart."""
+        """Sizes of the dims that are cut, except for a vocabulary."""
         out = set()
         for node, layouts in self.layouts.items():
             for layout, output in zip(layouts, node.outputs, strict=True):
@@ -77,17 +77,17 @@ class Cutting:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Numbers of ranks that divide everything that is cut; 1 alone without a pair."""
+        """Numbers of ranks that divide every dim that is cut; only 1 without a pair."""
         if not self.pairs:
             return (1,)
         return tuple(n for n in divisors(gcd(*self.sizes)) if n <= MOST_RANKS)
 
 
 def cutting_of(sections: Sections) -> Cutting:
-    """The cut of a program of which no operator has to be blamed.
+    """The cut of a program in which no operator needs the whole of a value that is cut.
 
-    A dim of two or three may be one of heads, or of projections that one weight joins: the reading that gives more
-    pairs stands.
+    A dim of size two or three may count heads, or projections that one weight joins: the interpretation with more pairs
+    is the result.
     """
     found = [_unblamed(sections, few) for few in (0, FEW)]
     best = max(found, key=lambda cutting: len(cutting.pairs))
@@ -95,7 +95,7 @@ def cutting_of(sections: Sections) -> Cutting:
 
 
 def _alike(cutting: Cutting, blocks: Blocks | None) -> bool:
-    """Whether all blocks are cut in the same way: no pair reaches from one into the next."""
+    """True if all blocks are cut in the same way, so that no pair reaches from one block into the next."""
     dims: dict[str, set[int]] = {}
     for name, dim in cutting.weights.items():
         dims.setdefault(family(name, blocks), set()).add(dim)
@@ -117,14 +117,14 @@ def _unblamed(sections: Sections, few: int) -> Cutting:
 
 
 def family(name: str, blocks: Blocks | None) -> str:
-    """Name of a parameter, the same for all blocks."""
+    """Name of a parameter without its block: equal for all blocks."""
     if blocks is None or blocks.index_of(name) is None:
         return name
     return f"{blocks.container}.*.{blocks.inside(name)}"
 
 
 class _Attempt:
-    """One walk through the operators in the order in which they run."""
+    """One walk through the operators in execution order."""
 
     def __init__(self, sections: Sections, whole: frozenset[str], few: int) -> None:
         self.sections, self.whole, self.few = sections, whole, few
@@ -139,7 +139,7 @@ class _Attempt:
         self.table = max((t.shape for t in tables), key=lambda shape: shape[0] * shape[-1], default=())
 
     def follow(self) -> None:
-        """Lay out every value.
+        """Find the layout of every value.
 
         Raises:
             Uncut: some weights must stay whole.
@@ -172,13 +172,13 @@ class _Attempt:
         return out
 
     def _note_classes(self, node: Node, given: list[Layout]) -> None:
-        """A softmax over classes that are cut exchanges a few numbers of each row."""
+        """Note the exchange of a softmax over classes that are cut: a few numbers per row."""
         if node.op == "_log_softmax" and given[0].dim == len(node.inputs[0].type.shape) - 1:
             self.cutting.vocabulary |= given[0].origins
             self.cutting.exchanges.setdefault(node, []).append(Exchange(node.inputs[0], LOSS_NUMBERS))
 
     def _of(self, value: Value) -> Layout:
-        """Layout of an input; a node that no call made is a look at what was written."""
+        """Layout of an input; a node without a call is a view of a value that was written."""
         node = value.node
         if node not in self.cutting.layouts:
             if node.op in SOURCES:
@@ -196,11 +196,11 @@ class _Attempt:
 
     @staticmethod
     def _waits(node: Node, given: list[Layout]) -> bool:
-        """Whether an operator can be done before a sum is finished."""
+        """True if an operator can run before a sum over ranks is finished."""
         return node.op in VIEWS or (node.op in ADDITIONS and all(each.dim is None for each in given))
 
     def _finish(self, node: Node, value: Value) -> Layout:
-        """Finish a sum for an operator, unless another one has had it finished."""
+        """Finish a sum over ranks for an operator, unless it was finished before."""
         root = _root(value)
         if root not in self.finished:
             self.finished.add(root)
@@ -249,7 +249,7 @@ class _Attempt:
                 self._cut(found[0], 0, bias)
 
     def _cut_operands(self, node: Node) -> None:
-        """A bias or scale that meets something cut along its last dim is cut with it."""
+        """Cut a bias or scale with the operand of an operator that is cut along its last dim."""
         if node.op not in ("add", "mul"):
             return
         cut = {each.dim for v in node.inputs for each in [self._of(v)] if each.dim == len(v.type.shape) - 1}
@@ -277,14 +277,14 @@ class _Attempt:
 
 
 def _root(value: Value) -> Value:
-    """What a look looks at."""
+    """Value at the root of a chain of views."""
     while value.node.op in VIEWS and value.node.inputs:
         value = value.node.inputs[0]
     return value
 
 
 def _chain(value: Value) -> Iterator[Node]:
-    """Looks from a value back to its parameter."""
+    """Views from a value back to its parameter."""
     node = value.node
     while node.op not in SOURCES:
         yield node
@@ -293,22 +293,22 @@ def _chain(value: Value) -> Iterator[Node]:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parameters of one operator, by way."""
+    """Parameters of one operator, by way of cutting."""
 
     trained: Line
     replicated: Line
     frozen: Line
     tied: bool
-    """They belong to another part too, which counts them on the same stage."""
+    """They also belong to another part, which counts them on the same stage."""
 
 
 def weights_of(
     sections: Sections, cutting: Cutting, ways: Sequence[Way], part: int, calls: Sequence[int]
 ) -> dict[int, Held]:
-    """Parameters of a part by the first of its calls that reads them.
+    """First call of a part that reads some parameters -> these parameters.
 
-    A block has the parameters below its own path. Others belong to the head, but to the tail where only that reads
-    them; those that both read are in both, the second time as tied. What no call reads is given to the first one.
+    A block has the parameters below its own path. Others belong to the head, or to the tail if only the tail reads
+    them; parameters that both read are in both, as tied in the tail. Parameters without a reader go to the first call.
     """
     program = sections.program
     read = [_first_reads(sections, calls)]
@@ -346,7 +346,7 @@ def _first_reads(sections: Sections, calls: Sequence[int]) -> dict[int, int]:
 
 
 def _place(sections: Sections, parameter: Parameter, part: int, read: list[dict[int, int]]) -> bool | None:
-    """Whether a parameter of the part is tied; None where it is of another part."""
+    """True if a parameter of the part is tied; None if it belongs to another part."""
     if sections.blocks is None:
         return False
     owner = sections.blocks.index_of(parameter.name)

@@ -1,4 +1,4 @@
-"""Memory of a recorded step by part, and as lines over the micro-batch for each way of cutting it."""
+"""Memory of a recorded step by part, as lines over the micro-batch for each way of cutting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptime.model.captured import NOTHING, Line, Way, line
 from steptime.num import Array
 
 CLASSES = ("whole", "tokens", "cut")
-"""Kinds of storages: all of it on every tensor rank; shared out by tokens under sequence parallelism; cut."""
+"""Classes of storages: whole on every tensor rank; divided by tokens under sequence parallelism; cut."""
 _ALIVE = ("activation", "temporary")
 
 
@@ -22,17 +22,17 @@ class Holdings:
     """Bytes by class (last axis in the order of `CLASSES`)."""
 
     kept: Mapping[int, Array]
-    """Of a part: -1 the head, a number a block, the number of blocks the tail."""
+    """Part (-1 the head, a number a block, the number of blocks the tail) -> bytes that it keeps."""
     born: Mapping[int, Array]
-    """Of the storages that a call makes and that are kept."""
+    """Call -> bytes of the kept storages that it allocates."""
     alive: Array
-    """At each call: activations and temporaries, one row a call."""
+    """Bytes of activations and temporaries at each call, one row per call."""
     handed: Array
-    """What a block makes and the next one reads."""
+    """Bytes that a block allocates and the next block reads."""
 
 
 def holdings_of(sections: Sections, classes: Mapping[int, int]) -> Holdings:
-    """Sums over the storages of a program; ``classes``: storage -> position in `CLASSES`, else whole."""
+    """Sums over the storages of a program; ``classes``: storage -> index in `CLASSES`, by default whole."""
     program = sections.program
     born: dict[int, Array] = {}
     kept = {part: np.zeros(len(CLASSES)) for part in range(-1, len(sections.each) + 1)}
@@ -60,7 +60,7 @@ def _alive(sections: Sections, classes: Mapping[int, int]) -> Array:
 
 
 def _added_gradients(sections: Sections) -> set[int]:
-    """Storages that wait to be added to a gradient of a weight that is used twice: they count as that gradient."""
+    """Storages that are later added to the gradient of a weight with two uses: they count as this gradient."""
     program = sections.program
     gradients = {n for n, storage in enumerate(program.storages) if storage.category == "gradient"}
     out: set[int] = set()
@@ -89,12 +89,12 @@ def _forward(sections: Sections, block: int) -> Iterable[int]:
 
 
 SAMPLED: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 256, 1024)
-"""Micro-batches at which the largest of several lines is looked for."""
+"""Micro-batches at which the largest of several lines is determined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What is kept, and what is alive with it."""
+    """Lines of the bytes that are kept, and of those that are alive in addition."""
 
     _born: Mapping[int, Line]
     boundary: Line
@@ -102,12 +102,12 @@ class Levels:
     loss: tuple[Line, ...]
 
     def born(self, call: int) -> Line:
-        """Bytes that a call makes and that are kept."""
+        """Bytes of the kept storages that a call allocates."""
         return self._born.get(call, NOTHING)
 
 
 class _Lines:
-    """Turns bytes by class at two micro-batches into lines by way."""
+    """Converts bytes by class at two micro-batches to lines by way."""
 
     def __init__(self, batches: Sequence[int], ways: Sequence[Way]) -> None:
         self.low, self.high = batches[:2]
@@ -120,7 +120,7 @@ class _Lines:
         return line(at_low - slope * self.low, slope)
 
     def largest(self, low: Array, high: Array) -> tuple[Line, ...]:
-        """Lines of those moments (rows) that are the highest somewhere."""
+        """Lines of the moments (rows) that are the largest at some sampled micro-batch."""
         if not len(low):
             return (NOTHING,)
         slope = (high - low) / (self.high - self.low)

@@ -1,4 +1,4 @@
-"""How values lie on the tensor ranks, and what operators and views do to values that are cut: one rule per kind."""
+"""Layouts of values on the tensor ranks, and the rules by which operators and views propagate them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from steptime.captured.ops.norms import LOSSES
 from steptime.captured.ops.placement import Placement
 
 FEW: Final = 3
-"""Projections that one weight joins, as queries, keys and values: such a dim is no dim of heads."""
+"""Largest number of projections that one weight joins (queries, keys, values): such a dim does not count heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Whole on every rank, cut along one dim, or a sum whose terms the ranks have."""
+    """Layout of a value: whole on every rank, cut along one dim, or partial (each rank has a term of a sum)."""
 
     dim: int | None = None
     partial: bool = False
     origins: frozenset[str] = frozenset()
-    """Parameters that it is cut because of."""
+    """Parameters whose cuts are the reason for this layout."""
     parts: int = 0
-    """Size of the dim before it was joined with others; 0: it was not."""
+    """Size of the dim before it was merged with others; 0: it was not merged."""
 
     @property
     def whole(self) -> bool:
-        """Whether every rank has all of it."""
+        """True if every rank has the whole value."""
         return self.dim is None and not self.partial
 
     def along(self, dim: int) -> Layout:
-        """Cut along another dim."""
+        """The layout with the cut along another dim."""
         return Layout(dim, origins=self.origins, parts=self.parts)
 
 
@@ -42,7 +42,7 @@ WHOLE: Final = Layout()
 
 
 class Uncut(Exception):
-    """An operator needs all of a value that is cut; `origins` are the parameters to blame."""
+    """An operator needs the whole of a value that is cut; `origins` are the parameters to blame."""
 
     def __init__(self, origins: frozenset[str]) -> None:
         super().__init__(", ".join(sorted(origins)))
@@ -50,7 +50,7 @@ class Uncut(Exception):
 
 
 def integers(node: Node, *names: str) -> tuple[int, ...]:
-    """The first attribute of those names, as integers."""
+    """The first attribute with one of the names, as integers."""
     for name in names:
         given = node.attribute(name)
         if isinstance(given, int) and not isinstance(given, bool):
@@ -61,10 +61,10 @@ def integers(node: Node, *names: str) -> tuple[int, ...]:
 
 
 def of_view(node: Node, index: int, given: Layout, heads: frozenset[int], few: int = FEW) -> Layout:
-    """Layout of one output of a look at a value.
+    """Layout of one output of a view of a value.
 
     Raises:
-        Uncut: the look mixes the dim that is cut with others.
+        Uncut: the view mixes the dim that is cut with others.
     """
     if given.dim is None:
         return given
@@ -82,7 +82,7 @@ def of_view(node: Node, index: int, given: Layout, heads: frozenset[int], few: i
 
 
 def _joined_parts(old: tuple[int, ...], new: tuple[int, ...], dim: int) -> int:
-    """Heads of a width that is split while they are joined with the dim before: (batch, width) to (batch heads, head).
+    """Heads of a width that a view splits and merges with the previous dim: (batch, width) to (batch heads, head).
 
     >>> _joined_parts((8, 2, 64), (8, 8, 16), 2), _joined_parts((8, 2, 64), (8, 2, 64), 2)
     (4, 0)
@@ -125,11 +125,10 @@ def _resized(node: Node, op: str, old: tuple[int, ...], new: tuple[int, ...], di
 
 
 def reshaped(old: tuple[int, ...], new: tuple[int, ...], dim: int, heads: frozenset[int], few: int = FEW) -> int | None:
-    """Dim of a reshaped tensor along which it is cut; None where the cut would not be one of the new dims.
+    """Dim of a reshaped tensor along which it is cut; None if that is none of the new dims.
 
-    Dims that are joined are cut where the joined one is. Of a dim that is split the part that counts heads is cut, else
-    the last but one that is larger than ``few``: weights can be stored in any order of rows, so that each rank has its
-    heads.
+    Merged dims are cut along the merged dim. If a dim is split, the new dim that counts heads is cut, else the last but
+    one that is larger than ``few``: weights can be stored in any order of rows, so that each rank has its heads.
 
     >>> reshaped((2, 8, 12), (2, 8, 3, 4), 2, frozenset({3}))
     2
@@ -156,7 +155,7 @@ def reshaped(old: tuple[int, ...], new: tuple[int, ...], dim: int, heads: frozen
 
 
 def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]] | None:
-    """Dims that go over into each other."""
+    """Groups of old and new dims with equal products."""
     if math.prod(old) != math.prod(new):
         return None
     out: list[tuple[list[int], list[int]]] = []
@@ -182,30 +181,30 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
 Given = Sequence[Layout]
 
 ADDITIONS: Final = frozenset({"add", "clone", "detach"})
-"""Operators that a sum over ranks may wait for; what is added to one is added on one rank."""
+"""Operators that can run before a sum over ranks is finished; an addend is then added on one rank."""
 LOSS_NAMES: Final = frozenset(name for row in LOSSES for name in row.names.split())
-"""Losses."""
+"""Names of the losses."""
 CLASSES: Final = frozenset({"_log_softmax", "_log_softmax_backward_data"})
-"""Softmax over a vocabulary that is cut, if only a loss takes it: ranks then exchange numbers of a row."""
+"""Softmax over a vocabulary that is cut, if only a loss reads it: ranks then exchange a few numbers per row."""
 MASKS: Final = ("attn_mask", "attn_bias")
-"""Arguments of attention that may be whole: each rank takes the part of its heads."""
+"""Arguments of attention that may be whole: each rank uses the part of its heads."""
 
 
 def origins_of(given: Given) -> frozenset[str]:
-    """All parameters that any of the values is cut because of."""
+    """Union of the origins of the layouts."""
     return frozenset().union(*(each.origins for each in given))
 
 
 def cut(given: Given) -> list[Layout]:
-    """Those values that are cut."""
+    """Layouts that are cut."""
     return [each for each in given if each.dim is not None]
 
 
 def followed(node: Node, given: Given) -> list[Layout]:
-    """Layouts of the outputs of an operator whose inputs lie as given, from the labels of its dims.
+    """Layouts of the outputs of an operator from those of its inputs, by the labels of its dims.
 
     Raises:
-        Uncut: no dim of the operator is cut like that without an exchange inside it.
+        Uncut: no dim of the operator can be cut so without an exchange inside it.
     """
     found = cut(given)
     if not found:
@@ -213,7 +212,7 @@ def followed(node: Node, given: Given) -> list[Layout]:
     origins = origins_of(found)
     parts = max(each.parts for each in found)
     if node.op == "cat" and len(found) == len(given) and len({each.dim for each in found}) == 1:
-        # Along the dim that is cut too: weights can be stored in any order, so that each rank joins its own parts.
+        # Also along the cut dim: weights can be stored in any order, so that each rank joins its own parts.
         return [Layout(found[0].dim, origins=origins)]
     known = dims_of(node)
     dim = None if known is None else next((each for each in known.dims if _is_cut(each, node, given)), None)
@@ -223,7 +222,7 @@ def followed(node: Node, given: Given) -> list[Layout]:
 
 
 def _is_cut(dim: Dim, node: Node, given: Given) -> bool:
-    """Whether all inputs lie as a split of the dim has them."""
+    """True if all inputs have the placements of a split along the dim."""
     if dim.kind not in ("batch", "contracted") and not (dim.kind == "exchanged" and node.op in CLASSES):
         return False
     for name, placement, layout in zip(node.names, dim.inputs, given, strict=True):
@@ -236,12 +235,12 @@ def _is_cut(dim: Dim, node: Node, given: Given) -> bool:
 def _layout(node: Node, placement: Placement, origins: frozenset[str], parts: int) -> Layout:
     if placement.dim is not None:
         return Layout(placement.dim, origins=origins, parts=parts)
-    # What a loss adds up over classes is one of the numbers that its softmax exchanges.
+    # The sum of a loss over classes is one of the numbers that its softmax exchanges.
     return Layout(partial=True, origins=origins) if placement.partial and node.op not in LOSS_NAMES else WHOLE
 
 
 def parameter_of(value: Value) -> tuple[str, tuple[str, ...]] | None:
-    """Name of the parameter that a value is a look at, and the looks (``t``, ``detach``, ...) from it to the value."""
+    """Name of the parameter of which a value is a view, and the views (``t``, ``detach``, ...) between them."""
     looks: list[str] = []
     node = value.node
     while node.op in ("t", "detach", "alias", "transpose", "view", "_to_copy"):

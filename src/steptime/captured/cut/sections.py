@@ -1,4 +1,4 @@
-"""The parts of a recorded step: what comes before a run of equal blocks, each block, and what comes after."""
+"""The parts of a recorded step: the head before a run of equal blocks, each block, and the tail after them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from steptime.captured.graph import BEFORE, Call, Program
 from steptime.captured.graph.segments import block_of
 
 LEAST_BLOCKS = 2
-"""Blocks from which a list is a run."""
+"""Least number of blocks of a run."""
 LEAST_SHARE = 0.5
-"""Share of the calls of a forward pass that the blocks of a run have at least."""
+"""Least fraction of the calls of a forward pass in the blocks of a run."""
 MOST_UNLIKE = 0.15
-"""Share of its calls in which one block may differ from another: gradients that are added at the ends."""
+"""Largest fraction of calls by which blocks may differ: sums of gradients at the ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A run of equal blocks: `count` of them below one list, the first with index `first`."""
+    """A run of `count` equal blocks in one list; `first` is the index of the first block."""
 
     container: str
     first: int
     count: int
 
     def index_of(self, path: str) -> int | None:
-        """Number of the block, from 0, below which a path lies."""
+        """Number of the block, from 0, that a path lies in; None: in no block."""
         found = self._found(path)
         return None if found is None else found[0] - self.first
 
     def inside(self, path: str) -> str:
-        """A path without the block that it lies in: what a block calls it."""
+        """A path relative to its block."""
         found = self._found(path)
         return path if found is None else found[1].removeprefix(".")
 
@@ -44,7 +44,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """Calls of a program by part; without blocks everything is in the head."""
+    """Calls of a program by part; without blocks all calls are in the head."""
 
     program: Program
     blocks: Blocks | None
@@ -55,7 +55,7 @@ class Sections:
 
     @property
     def typical(self) -> int:
-        """Number of a block in the middle: what it does is what any does."""
+        """Number of a block in the middle, which stands for all blocks."""
         return len(self.each) // 2
 
     def of_calls(self) -> list[int]:
@@ -71,7 +71,7 @@ _MEMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
 def find_blocks(program: Program) -> Blocks | None:
-    """The longest run of blocks that do the same, where it makes most of the forward pass."""
+    """The longest run of equal blocks, if it has most of the forward pass; else None."""
     # Checkpoints of PyTorch 2.9 make tensors without elements, outside of the blocks.
     made = [call for call in program.calls if sum(each.elements for each in call.node.outputs) or not call.node.outputs]
     calls = [call for call in made if call.phase == "forward" and not call.view]
@@ -104,7 +104,7 @@ def _signature(call: Call, blocks: Blocks) -> str:
 
 
 def _runs(container: str, work: dict[int, list[str]]) -> list[tuple[int, Blocks]]:
-    """Runs of neighbours that do the same, with the calls that they have."""
+    """Runs of equal neighbours, each with its number of calls."""
     out: list[tuple[int, Blocks]] = []
     numbers = sorted(work)
     start = 0
@@ -119,7 +119,7 @@ def _runs(container: str, work: dict[int, list[str]]) -> list[tuple[int, Blocks]
 
 
 def sections_of(program: Program) -> Sections:
-    """Cuts a program into head, blocks and tail by time: a block lasts until the next one begins."""
+    """Divide a program into head, blocks and tail by time: a block lasts until the next one begins."""
     blocks = find_blocks(program)
     forward = [n for n, call in enumerate(program.calls) if call.phase == "forward"]
     backward = [n for n, call in enumerate(program.calls) if call.phase == "backward"]
@@ -162,7 +162,7 @@ Spans = tuple[list[int], list[list[int]], list[int]]
 
 
 def _spans(program: Program, blocks: Blocks, calls: Sequence[int], *, reverse: bool) -> Spans | None:
-    """Head, blocks and tail of one phase; None where blocks do not follow each other."""
+    """Head, blocks and tail of one phase; None if the blocks are not consecutive."""
     owner = [blocks.index_of(program.calls[number].module) for number in calls]
     order = list(reversed(range(blocks.count))) if reverse else list(range(blocks.count))
     starts: dict[int, int] = {}
@@ -183,7 +183,7 @@ def _spans(program: Program, blocks: Blocks, calls: Sequence[int], *, reverse: b
 
 
 def kept_storages(sections: Sections) -> dict[int, list[int]]:
-    """Part -> storages born in its forward pass that live into the backward pass."""
+    """Part -> storages that its forward pass allocates and that live into the backward pass."""
     part = sections.of_calls()
     out: dict[int, list[int]] = {}
     for number, storage in enumerate(sections.program.storages):

@@ -1,1 +1,1 @@
-"""Files that other software reads: traces, memory snapshots."""
+"""Files for other software: traces, memory snapshots."""

@@ -1,7 +1,7 @@
 """Write a predicted step as a PyTorch memory snapshot, for the viewer at pytorch.org/memory_viz.
 
-The keys are those of `torch.cuda.memory._snapshot()`. What a measured snapshot says by Python frames this one says by
-modules: the innermost frame is the operator, then come the modules around it, then the phase.
+The keys are those of `torch.cuda.memory._snapshot()`. In place of Python frames it has modules: the innermost frame is
+the operator, then come the modules around it, then the phase.
 
 Source: PyTorch, `torch/csrc/cuda/memory_snapshot.cpp`, `torch/utils/viz/MemoryViz.js`, `torch/cuda/_memory_viz.py`.
 """
@@ -21,9 +21,9 @@ from steptime.num import round_up
 from steptime.store.files import write_bytes
 
 PROTOCOL: Final = 4
-"""The highest one that the viewer's own unpickler reads (2 to 4)."""
+"""Highest pickle protocol that the unpickler of the viewer reads (2 to 4)."""
 UNKNOWN: Final = "unknown"
-"""Category of a block when nothing says what it holds."""
+"""Category of a block with unknown content."""
 
 Frames = list[dict[str, Any]]
 
@@ -42,12 +42,12 @@ def write_memory_snapshot(
 
     Args:
         program: a recorded step.
-        path: the file, by custom `*.pickle`.
-        settings: of the allocator.
-        steps: how many steps to run, see :func:`~steptime.captured.graph.placement.place`.
+        path: the file, by convention `*.pickle`.
+        settings: settings of the allocator.
+        steps: number of steps to run, see :func:`~steptime.captured.graph.placement.place`.
         seconds: predicted time of each call; None: every call takes 1 µs.
-        placement: if it was made before; then `settings` and `steps` are not read.
-        workspaces: sizes in bytes of the cuBLAS workspaces, which stay.
+        placement: an existing placement; `settings` and `steps` are then ignored.
+        workspaces: sizes in bytes of the cuBLAS workspaces, which are never freed.
 
     Raises:
         UserError: `seconds` is not one time for each call, or `steps` is out of range.
@@ -72,7 +72,7 @@ def memory_snapshot(
 
 
 class _Writer:
-    """Frames are made once each, so that the file holds them once."""
+    """Writer that makes each frame once, so that the file holds it once."""
 
     def __init__(self, placement: Placement, clock: Clock) -> None:
         self.placement = placement
@@ -146,7 +146,7 @@ class _Writer:
         return [_frame(call.module or self.program.name, number, name), *self._around(call.module, call.phase)]
 
     def _around(self, module: str, phase: str) -> Frames:
-        """The module, those around it, and the phase."""
+        """Frames of the module, the modules around it, and the phase."""
         found = self._modules.get((module, phase))
         if found is None:
             parts = module.split(".") if module else []
@@ -158,7 +158,7 @@ class _Writer:
 
 
 def _workspaces(placement: Placement, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Segments of one block behind all others."""
+    """Segments of one block each, after all others."""
     address = max((segment.address + segment.size_bytes for segment in placement.segments), default=2**32)
     address = max([address, *(event.address + event.size_bytes for event in placement.events)])
     out = []

@@ -28,7 +28,7 @@ _READ: Final[dict[int, Callable[[Any], None]]] = pickle._Unpickler.dispatch
 
 
 class PickleProblem(Exception):
-    """Why the bytes are no plain pickle."""
+    """The bytes are no plain pickle; the message has the reason."""
 
 
 class NamedGlobal(PickleProblem):
@@ -75,7 +75,7 @@ class _Plain(pickle._Unpickler):
         self.containers = 0
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse whatever is named."""
+        """Refuse every name."""
         raise NamedGlobal(f"it names {shorten(ascii(f'{module}.{name}')[1:-1])}, which plain data never does")
 
     def refuse(self, code: int) -> None:
@@ -103,17 +103,17 @@ class _Plain(pickle._Unpickler):
         _READ[code](self)
 
     def check_keys(self, keys: list[Any]) -> None:
-        """A key must be a text: hashing anything else could be made to take for ever."""
+        """Refuse keys that are no texts, since hashing others can take forever."""
         for key in keys:
             if type(key) is not str:
                 raise PickleProblem(f"a key before byte {self.file.tell()} is a {type(key).__name__}, not a text")
 
     def skip(self, count: int) -> None:
-        """Read over some bytes."""
+        """Skip some bytes."""
         self.read(count)
 
     def long(self, width: int) -> None:
-        """A signed number, after its own length in bytes."""
+        """Read a signed number after its length in bytes."""
         count = int.from_bytes(self.read(width), "little")
         if count > MAX_LONG_BYTES:
             raise PickleProblem(f"it holds a number of {count} bytes (byte {self.file.tell()})")

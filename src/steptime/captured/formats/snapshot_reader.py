@@ -1,7 +1,7 @@
-"""Read a PyTorch memory snapshot, measured or predicted: peaks, what was in use at the highest; compare the two.
+"""Read a PyTorch memory snapshot, measured or predicted: peaks and their contents; and compare two snapshots.
 
-The format is that of `torch.cuda.memory._dump_snapshot`. The state at its end is exact; what came before follows from
-the recorded events, going back from there, so a trace that began late or lost its oldest events is fine.
+The format is that of `torch.cuda.memory._dump_snapshot`. The state at its end is exact; earlier states follow from the
+recorded events backwards from the end, so a trace may begin late or lack its oldest events.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from steptime.store.files import read_bytes
 
 MAX_BYTES: Final = 512 * 2**20
 MAX_ENTRIES: Final = 20_000_000
-"""Blocks and events; a file can name one list many times."""
+"""Largest number of blocks and events; a file can refer to one list many times."""
 NOT_RECORDED: Final = "(not recorded)"
 _GAIN: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What was allocated from one place and is in use at the peak."""
+    """Memory in use at the peak that one place in the code allocated."""
 
     place: str
     """The innermost frame outside PyTorch itself: `file:line name`."""
@@ -40,14 +40,14 @@ class Holder:
 class DeviceMemory:
     """One device of a snapshot.
 
-    Requested = what tensors asked for; allocated = their blocks. At the end both are exact. Before it a block is taken
-    to be its request rounded to 512 B, as events do not say more: the allocated peak is then a lower bound, short by
-    what blocks above 1 MiB were given too much (at most 1 MiB each).
+    Requested = sizes of tensors; allocated = sizes of their blocks. At the end both are exact. Before the end, a block
+    is assumed to be its request rounded to 512 B, since events have no more: the allocated peak is then a lower bound,
+    short by the excess of blocks above 1 MiB (at most 1 MiB each).
     """
 
     device: int
     reserved_bytes: int
-    """At the end."""
+    """Reserved bytes at the end."""
     allocated_bytes: int
     requested_bytes: int
     peak_reserved_bytes: int
@@ -56,9 +56,9 @@ class DeviceMemory:
     events: int
     segments: int
     by_category: Mapping[str, int] = field(default_factory=dict)
-    """Requested bytes at the peak, where the file says what they hold."""
+    """Category -> requested bytes at the peak, if the file has categories."""
     holders: tuple[Holder, ...] = ()
-    """At the peak, largest first."""
+    """Holders at the peak, largest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Snapshot:
         """One device; None: the one with the highest peak.
 
         Raises:
-            UserError: the snapshot has no such device, or none at all.
+            UserError: the device is unknown, or the snapshot is empty.
         """
         if not self.devices:
             raise UserError(f"{self.path}: the snapshot is empty: no segments and no events")
@@ -89,7 +89,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
 
     Raises:
         InputFileError: the file cannot be read, is larger than 512 MiB, is no pickle, is cut short, names a function
-            or class, or is no memory snapshot; the message says which.
+            or class, or is no memory snapshot; the message has the reason.
     """
     where = str(path)
     data = read_bytes(path, MAX_BYTES, "a memory snapshot", hint="record fewer events (max_entries)")
@@ -125,7 +125,7 @@ class _Live:
 
 
 class _Reader:
-    """Checks every value that is used, as it is used."""
+    """Reader that checks every value when it uses it."""
 
     def __init__(self, document: object) -> None:
         if isinstance(document, list):
@@ -167,7 +167,7 @@ class _Reader:
         )  # fmt: skip
 
     def blocks(self, segments: list[Mapping[str, Any]], device: int) -> dict[int, tuple[int, _Live]]:
-        """Address -> size of the block and what is in it, of the blocks in use at the end."""
+        """Address -> size and content of a block that is in use at the end."""
         out: dict[int, tuple[int, _Live]] = {}
         where = f"block of device {device}"
         for segment in segments:
@@ -197,7 +197,7 @@ class _Reader:
         return out
 
     def at(self, events: list[Mapping[str, Any]], count: int, final: dict[int, _Live]) -> dict[int, _Live]:
-        """What is in use after the first ``count`` events: later ones undone, and the rest by its latest allocation."""
+        """Blocks after the first ``count`` events: later ones are undone, contents come from the last ``alloc``."""
         live = dict(final)
         for event in reversed(events[count:]):
             action = event.get("action")
@@ -218,7 +218,7 @@ class _Reader:
         return _Live(self.number(event, "size", "event"), self.place(event), name)
 
     def place(self, entry: Mapping[str, Any]) -> str:
-        """The first frame that is not PyTorch's own, else the first."""
+        """Text of the first frame outside PyTorch, else of the first frame."""
         frames = entry.get("frames")
         if not isinstance(frames, list) or not frames:
             return NOT_RECORDED
@@ -246,7 +246,7 @@ class _Reader:
             yield entry
 
     def number(self, entry: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-        """A whole number of at most 64 bits, not negative."""
+        """A non-negative integer of at most 64 bits."""
         value = entry.get(key, default)
         if type(value) is not int or not 0 <= value < 2**64:
             given = repr(value) if isinstance(value, (int, float)) else type(value).__name__
@@ -283,7 +283,7 @@ def _holders(held: Mapping[int, _Live]) -> tuple[Holder, ...]:
     return tuple(Holder(place, total, count[place]) for place, total in size.most_common())
 
 
-#: Names of categories in snapshots that PyTorch's profiler writes -> ours.
+#: Category in snapshots of PyTorch's profiler -> category here.
 _OURS = {"optimizer_state": "state", "autograd_detail": "temporary"}
 
 
@@ -297,7 +297,7 @@ class Difference:
 
     @property
     def relative(self) -> float | None:
-        """(predicted - measured) / measured; None where nothing was measured.
+        """(predicted - measured) / measured; None if the measured size is 0.
 
         >>> Difference("peak", 90, 100).relative
         -0.1
@@ -310,9 +310,9 @@ class SnapshotComparison:
     """Sizes of a device, predicted and measured."""
 
     totals: tuple[Difference, ...]
-    """Peak reserved, allocated and requested, and what is in use at the end; both sides computed alike."""
+    """Peak reserved, allocated and requested bytes, and bytes in use at the end; both sides by the same definitions."""
     by_category: tuple[Difference, ...]
-    """Requested bytes at the peak; empty where the measured snapshot does not say what its blocks hold."""
+    """Requested bytes at the peak by category; empty if the measured snapshot has no categories."""
     predicted: DeviceMemory
     measured: DeviceMemory
 
@@ -327,7 +327,7 @@ def compare_snapshot(
     Args:
         placement: storages as the caching allocator places them.
         measured: one device of a snapshot.
-        workspaces: sizes in bytes of cuBLAS's workspaces, which are there from the first product on.
+        workspaces: sizes in bytes of cuBLAS's workspaces, which exist from the first product on.
     """
     document = memory_snapshot(placement, workspaces=workspaces)
     predicted = parse_snapshot(document, placement.program.name).device()

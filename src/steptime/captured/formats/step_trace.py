@@ -27,10 +27,10 @@ def write_trace(
 
     Args:
         program: a recorded step.
-        path: the file: `*.json` for Chrome JSON; any other name, by custom `*.pftrace`, for Perfetto.
+        path: the file: `*.json` for Chrome JSON; any other name, by convention `*.pftrace`, for Perfetto.
         seconds: predicted time of each call; None: every call takes 1 µs.
         rounding: bytes to which each storage is rounded up, 512 for CUDA.
-        placement: where given, its reserved and allocated bytes are counters too.
+        placement: a placement whose reserved and allocated bytes are counters too.
 
     Raises:
         UserError: `seconds` is not one time for each call.
@@ -65,7 +65,7 @@ def chrome_trace(
 
 
 def _trace(program: Program, clock: Clock, counts: Mapping[str, Mapping[str, Array]]) -> Trace:
-    """One process with one track; entry 0 of counters is before the first call."""
+    """Trace of one process with one track; entry 0 of counters is before the first call."""
     found = spans(program)
     names = {name: number for number, name in enumerate(dict.fromkeys(s.name for s in found))}
     categories = {name: number for number, name in enumerate(dict.fromkeys(s.category for s in found))}

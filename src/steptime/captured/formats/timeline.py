@@ -1,4 +1,4 @@
-"""What the trace formats show of a program: nested spans on one track, and the memory in use by what it holds."""
+"""Content of the trace formats: nested spans of a program on one track, and the memory in use by category."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steptime.errors import UserError
 from steptime.num import Array
 
 CALL_S: Final = 1e-6
-"""Time of a call where none is predicted: one microsecond, so that the axis counts calls."""
+"""Time of a call without a prediction: one microsecond, so that the axis counts calls."""
 WORKSPACE: Final = "workspace"
 
 
@@ -43,7 +43,7 @@ class Clock:
         self.total_s = self.start_s[-1]
 
     def seconds(self, call: int, *, end: bool = False) -> float:
-        """Start or end of a call; calls beyond the last one are those of the next step."""
+        """Start or end of a call in seconds; calls beyond the last one belong to the next step."""
         if call == BEFORE:
             return 0.0
         count = len(self.start_s) - 1
@@ -51,17 +51,17 @@ class Clock:
         return step * self.total_s + self.start_s[number + end if count else 0]
 
     def microsecond(self, call: int, *, end: bool = False) -> int:
-        """The same in whole microseconds."""
+        """Start or end of a call in whole microseconds."""
         return round(self.seconds(call, end=end) * 1e6)
 
     def nanosecond(self, call: int, *, end: bool = False) -> int:
-        """The same in whole nanoseconds."""
+        """Start or end of a call in whole nanoseconds."""
         return round(self.seconds(call, end=end) * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A phase, a module or an operator while it runs: calls `first` to `last`. Spans nest; outer ones come first."""
+    """Time span of a phase, a module or an operator: calls `first` to `last`. Spans nest; outer ones come first."""
 
     name: str
     category: str
@@ -72,9 +72,9 @@ class Span:
 
 
 def spans(program: Program) -> list[Span]:
-    """Phases, in them the modules by path, in them the operators; views are left out, as they take no time.
+    """Spans of phases, of the modules in them by path, and of the operators; views take no time and are left out.
 
-    A module is one span as long as one call after the other is its own.
+    Consecutive calls of a module are one span.
     """
     out: list[Span] = []
     for level, first, last in _groups(program):
@@ -97,7 +97,7 @@ def _level(call: Call) -> tuple[str, ...]:
 
 
 def _groups(program: Program) -> Iterator[tuple[tuple[str, ...], int, int]]:
-    """Each (phase, module, ...) with its first and last call, outer ones of equal end last."""
+    """Each (phase, module, ...) with its first and last call; of spans with the same end, outer ones come last."""
     stack: list[tuple[tuple[str, ...], int]] = []
     for number, call in enumerate(program.calls):
         level = _level(call)
@@ -119,7 +119,7 @@ def _details(call: Call) -> dict[str, str | int]:
 
 
 def memory_by_kind(program: Program, rounding: int = 1) -> dict[str, Array]:
-    """Bytes in use before the first call (entry 0) and while each runs, by category, workspace last; they add up."""
+    """Category -> bytes in use before the first call (entry 0) and during each call; workspace is last."""
     liveness = Liveness(program, rounding=rounding)
     kinds: dict[str, Array] = {str(kind): values for kind, values in liveness.by_category().items()}
     scratch = liveness.in_use_bytes.copy()

@@ -1,6 +1,6 @@
-"""Operators with sub-graphs, recorded through these by the rules of PyTorch's operators that take functions.
+"""Operators with sub-graphs, recorded by the rules of PyTorch's higher-order operators.
 
-A sub-graph that cannot be read, in a node whose output types are known, leaves the node opaque.
+A node with known output types stays opaque if its sub-graph cannot be read.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def _graph(node: NodeProto, name: str) -> GraphProto:
 def _tried(
     reader: Reader, call: OnnxCall, node: NodeProto, names: Names, graph: str, given: Sequence[Tensor] = ()
 ) -> tuple[Any, Any] | None:
-    """FLOPs and bytes of a sub-graph, for what is compared; None where it cannot be read and the node can stay opaque.
+    """FLOPs and bytes of a sub-graph, for comparison; None if it cannot be read and the node can stay opaque.
 
-    Asked once for a node: those inside sub-graphs come again with every turn and every trial of what is around them.
+    Results are cached by node, since nodes inside sub-graphs recur in every turn and trial of the outer node.
     """
     key = (*node.output, graph)
     if key not in reader.trials:
@@ -58,7 +58,7 @@ def _tried(
 
 
 def _if(reader: Reader, call: OnnxCall, node: NodeProto, names: Names) -> list[Any] | None:
-    """The branch that is taken where that is known, else the one with more work."""
+    """Outputs of the branch of a known condition, else of the branch with more work."""
     branches = ("then_branch", "else_branch")
     condition = call.tensor(0).array
     if condition is not None:
@@ -72,7 +72,7 @@ def _if(reader: Reader, call: OnnxCall, node: NodeProto, names: Names) -> list[A
 
 
 def _loop(reader: Reader, call: OnnxCall, node: NodeProto, names: Names) -> list[Any] | None:
-    """As a while loop over the number of the turn, the condition and what is carried; other outputs are stacked."""
+    """Outputs of a loop over the number of the turn, the condition and carried values; other outputs are stacked."""
     carried = [call.tensor(n) for n in range(2, len(call.inputs))]
     true = Tensor("", (), "bool", array=real(True, torch.bool))
     count, going = call.tensor(0) if call.has(0) else None, call.tensor(1) if call.has(1) else true
@@ -116,7 +116,7 @@ def _loop(reader: Reader, call: OnnxCall, node: NodeProto, names: Names) -> list
 
 
 def _scan(reader: Reader, call: OnnxCall, node: NodeProto, names: Names) -> list[Any] | None:
-    """Every step along the axes of the inputs that are cut; what a step gives more than it carries is stacked."""
+    """Outputs of every step along the scanned axes; results that a step does not carry are stacked."""
     count = int(call.get("num_scan_inputs", 0))
     if call.version < 9:
         return None  # of several batches
@@ -147,7 +147,7 @@ def _scan(reader: Reader, call: OnnxCall, node: NodeProto, names: Names) -> list
 
 
 def _turned(x: torch.Tensor, source: int, target: int, reverse: int) -> torch.Tensor:
-    """A dim at another place, backwards where ``reverse`` is 1."""
+    """A tensor with a dim moved to another place, and reversed if ``reverse`` is 1."""
     x = x if source == target else x.movedim(source, target)
     return x.flip((target,)) if reverse else x
 
@@ -157,4 +157,4 @@ BODIES: Final[Mapping[str, Callable[[Reader, OnnxCall, NodeProto, Names], list[A
     "Loop": _loop,
     "Scan": _scan,
 }
-"""Operator -> its outputs; None where it stays opaque."""
+"""Operator -> function that returns its outputs, or None if the node stays opaque."""

@@ -1,7 +1,7 @@
-"""One node of an ONNX graph, as the rows of the operator tables see it.
+"""One node of an ONNX graph, as the interface of the rows of the operator tables.
 
-A row calls PyTorch on the tensors of the node: fake ones, whose operators are recorded, or real ones where all numbers
-are known. Operators without a row are recorded as ``onnx::Name``, with the output types that can be inferred.
+A row calls PyTorch on the tensors of the node: fake ones, whose operators are recorded, or real ones if all numbers are
+known. Operators without a row are recorded as ``onnx::Name``, with output types that are inferred.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TypeProto
 
 
-#: What a row makes: one output, or several; an output is a tensor of PyTorch, a name's tensor, or nothing.
+#: Result of a row: one output or several; an output is a tensor of PyTorch, a :class:`Tensor`, or None.
 Result = Any
 OnnxRow = Callable[["OnnxCall"], Result]
 Operand = torch.Tensor | bool | int | float
@@ -32,7 +32,7 @@ ROWS: dict[tuple[str, str], OnnxRow] = {}
 
 
 def row(*names: str, domain: str = "") -> Callable[[OnnxRow], OnnxRow]:
-    """Enter a function in the table of operators; it returns None where it cannot express the call."""
+    """Decorator that adds a function to the table of operators; it returns None for a call that it cannot express."""
 
     def entered(function: OnnxRow) -> OnnxRow:
         enter(dict.fromkeys(names, function), domain)
@@ -42,7 +42,7 @@ def row(*names: str, domain: str = "") -> Callable[[OnnxRow], OnnxRow]:
 
 
 def enter(table: Mapping[str, OnnxRow], domain: str = "") -> None:
-    """Enter rows by name."""
+    """Add rows by name."""
     ROWS.update({(domain, name): function for name, function in table.items()})
 
 
@@ -56,14 +56,14 @@ class OnnxCall:
     inputs: list[Tensor | None]
     attributes: dict[str, Any]
     outputs: list[str]
-    """Names of its outputs; empty for one that nothing reads."""
+    """Names of its outputs; an empty name for an output that nothing reads."""
     live: Callable[[Tensor, str], torch.Tensor]
-    """Makes the fake tensor of a name, as which kind of source."""
+    """Function that makes the fake tensor of a name, with the kind of its source."""
     folding: bool = False
-    """Compute with the known numbers."""
+    """True to compute with known numbers."""
 
     def has(self, index: int) -> bool:
-        """Whether that input is given."""
+        """True if an input is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def tensor(self, index: int) -> Tensor:
@@ -74,28 +74,28 @@ class OnnxCall:
         return found
 
     def x(self, index: int = 0, kind: str = "constant") -> torch.Tensor:
-        """An input as a tensor of PyTorch; ``kind``: what it is if the file stores it."""
+        """An input as a tensor of PyTorch; ``kind`` is the kind of its source if the file stores it."""
         given = self.tensor(index)
         return given.array if self.folding and given.array is not None else self.live(given, kind)
 
     def maybe(self, index: int) -> torch.Tensor | None:
-        """The same, None where it is not given."""
+        """An input as a tensor of PyTorch; None if it is not given."""
         return self.x(index) if self.has(index) else None
 
     def weight(self, index: int) -> torch.Tensor:
-        """An input that is a parameter if the file stores it, also where it is stored as a constant."""
+        """An input that is a parameter if the file stores it, even as a constant."""
         return self.x(index, "parameter")
 
     def maybe_weight(self, index: int) -> torch.Tensor | None:
-        """The same, None where it is not given."""
+        """An input that is a parameter if the file stores it; None if it is not given."""
         return self.weight(index) if self.has(index) else None
 
     def all(self) -> list[torch.Tensor]:
-        """All inputs."""
+        """All inputs as tensors of PyTorch."""
         return [self.x(index) for index in range(len(self.inputs))]
 
     def operand(self, index: int, beside: int | None = None) -> Operand:
-        """An input of an element-wise operator: a number where it is one that is known, else a tensor."""
+        """An input of an element-wise operator: a number if it is a known scalar, else a tensor."""
         given = self.tensor(index)
         rank = 0 if beside is None else len(self.tensor(beside).shape)
         if given.array is not None and given.array.numel() == 1 and len(given.shape) <= rank and not given.weight:
@@ -105,13 +105,13 @@ class OnnxCall:
         return self.x(index)
 
     def known(self, index: int) -> list[Any]:
-        """Numbers of an input; shapes and the like must not depend on data."""
+        """Numbers of an input, such as a shape, which must not depend on data."""
         found = self.tensor(index)
         array = found.numbers()
         if array is None:
             text = f"input {index} ({found.name!r}) must be known before the model runs"
             if found.elsewhere is not None:
-                text += f"; its data are in {found.elsewhere!r}: is that beside the file?"
+                text += f"; its data are in {found.elsewhere!r}: is that next to the file?"
             raise ValueError(text)
         return flat(array)
 
@@ -124,7 +124,7 @@ class OnnxCall:
         return self.attributes.get(name, default)
 
     def ints(self, name: str, index: int | None = None) -> tuple[int, ...] | None:
-        """Whole numbers from an attribute or, in later versions, from an input; None where neither is given."""
+        """Integers from an attribute or, in later versions, from an input; None if neither is given."""
         given = self.attributes.get(name)
         if given is None and index is not None and self.has(index):
             given = self.known(index)
@@ -170,7 +170,7 @@ def types_of_opaque(
 
 
 def plain(attributes: Mapping[str, Any]) -> dict[str, Attribute]:
-    """Attributes that are numbers, texts or tuples of those."""
+    """Attributes that are numbers, texts or tuples of these."""
     kept: dict[str, Attribute] = {}
     for name, given in attributes.items():
         if isinstance(given, (bool, int, float, str)):
@@ -191,7 +191,7 @@ def _declared(node: NodeProto, declared: Mapping[str, TypeProto], dims: Dims) ->
 
 
 def _type(proto: TypeProto, dims: Dims) -> TensorType | None:
-    """A type whose sizes are all known, else None."""
+    """A type of the file; None if a size is unknown."""
     if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
         return None
     if proto.tensor_type.elem_type not in DTYPES:
@@ -203,7 +203,7 @@ def _type(proto: TypeProto, dims: Dims) -> TensorType | None:
 
 
 def _inferred(call: OnnxCall, node: NodeProto, dims: Dims) -> list[TensorType | None] | None:
-    """What the library's own rule for the operator says."""
+    """Output types by the inference rule of the ``onnx`` library."""
     import onnx
     from onnx import checker, defs, helper, numpy_helper, shape_inference
 

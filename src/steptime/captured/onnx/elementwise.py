@@ -17,7 +17,7 @@ from steptime.captured.record.values import TORCH_DTYPES
 
 aten = torch.ops.aten
 
-#: Operators of one tensor without arguments.
+#: Operator of one tensor without arguments -> function of PyTorch.
 MAPS: Final[dict[str, Any]] = {
     "Relu": torch.relu, "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Erf": torch.erf, "Exp": torch.exp,
     "Log": torch.log, "Sqrt": torch.sqrt, "Neg": torch.neg, "Abs": torch.abs, "Reciprocal": torch.reciprocal,
@@ -28,7 +28,7 @@ MAPS: Final[dict[str, Any]] = {
     "Mish": F.mish, "HardSwish": F.hardswish, "Softsign": F.softsign,
 }  # fmt: skip
 
-#: Operators of two tensors, either of which may be a number.
+#: Operator of two tensors, either of which may be a number -> function.
 PAIRS: Final[dict[str, Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Equal": operator.eq, "Greater": operator.gt,
     "GreaterOrEqual": operator.ge, "Less": operator.lt, "LessOrEqual": operator.le, "BitwiseAnd": operator.and_,
@@ -39,7 +39,7 @@ MANY: Final = {"Max": torch.maximum, "Min": torch.minimum, "Sum": operator.add, 
 
 
 def operands(c: OnnxCall) -> tuple[Any, Any]:
-    """Two inputs, one of them a number where it is one that is known."""
+    """Two inputs, of which at most one is a known number."""
     a, b = c.operand(0, 1), c.operand(1, 0)
     return (a if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) else c.x()), b
 
@@ -100,7 +100,7 @@ def _many(c: OnnxCall) -> Result:
 
 @row("Clip")
 def _clip(c: OnnxCall) -> Result:
-    """A bound that is computed takes a sum of its own."""
+    """Clamp to bounds; a computed bound needs an operator of its own."""
     x, bounds = c.x(), dict[str, Any]()
     for index, name in ((1, "min"), (2, "max")):
         if c.get(name) is not None or c.has(index):
@@ -128,7 +128,7 @@ def _is_inf(c: OnnxCall) -> Result:
     return x == float("inf" if signs[0] else "-inf") if any(signs) else torch.zeros(x.shape, dtype=torch.bool)
 
 
-#: Reduction -> what is reduced, how, and what is done with the result.
+#: Reduction -> map before it, the reduction, map after it.
 REDUCTIONS: Final[dict[str, tuple[Any, Any, Any]]] = {
     "ReduceSum": (None, torch.sum, None), "ReduceMean": (None, torch.mean, None),
     "ReduceMax": (None, torch.amax, None), "ReduceMin": (None, torch.amin, None),
@@ -173,6 +173,6 @@ def _softmax(c: OnnxCall, function: Any) -> Result:
 
 
 def flattened(x: torch.Tensor, axis: int) -> torch.Tensor:
-    """A matrix with the dims before ``axis`` as its rows."""
+    """Matrix with the dims before ``axis`` as rows."""
     rows = math.prod(x.shape[:axis])
     return x.reshape(rows, x.numel() // rows if rows else -1)

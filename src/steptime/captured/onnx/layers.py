@@ -37,14 +37,14 @@ def _windows(call: OnnxCall, kernel: Sequence[int]) -> tuple[Ints, Ints, Ints, I
 def _conv(call: OnnxCall) -> Result:
     x, weight = call.x(), call.weight(1)
     stride, dilation, before, after = _windows(call, weight.shape[2:])
-    if before != after or min(before, default=0) < 0:  # PyTorch pads the same on both sides
+    if before != after or min(before, default=0) < 0:  # PyTorch pads both sides equally
         x, before = pad(x, (0, 0, *before), (0, 0, *after), 0.0), (0,) * len(before)
     groups, none = int(call.get("group", 1)), (0,) * len(before)
     return torch.convolution(x, weight, _bias(call), stride, before, dilation, False, none, groups)
 
 
 def _bias(call: OnnxCall) -> torch.Tensor | None:
-    """The bias; none where an exporter has filled in zeros."""
+    """The bias; None if an exporter has filled in zeros."""
     filled = call.has(2) and call.tensor(2).uniform() == 0 and call.tensor(2).role("parameter") != "parameter"
     return None if filled else call.maybe_weight(2)
 
@@ -64,7 +64,7 @@ def _conv_transpose(call: OnnxCall) -> Result:
             total = (size - 1) * s + extra[n] + d * (k - 1) + 1 - goal
             small, large = total // 2, total - total // 2
             before[n], after[n] = (small, large) if auto == "SAME_UPPER" else (large, small)
-    # PyTorch crops the same on both sides; what is cropped less behind is output padding, what more, a slice.
+    # PyTorch crops both sides equally: less cropping at the end is output padding, more is a slice.
     both = [max(n, 0) for n in before]
     extra = [e + b - a for e, a, b in zip(extra, after, both, strict=True)]
     more, groups = [max(e, 0) for e in extra], int(call.get("group", 1))
@@ -152,7 +152,7 @@ def _lp_norm(call: OnnxCall) -> Result:
 
 @row("LRN")
 def _lrn(call: OnnxCall) -> Result:
-    """As ``torch.nn.functional.local_response_norm``, which has the shorter half of the channels behind."""
+    """Local response norm by the operators of PyTorch, with the shorter half of the window before each channel."""
     x, size = call.x(), int(call.get("size", 1))
     if x.dim() != 4 or size < 1:
         return None

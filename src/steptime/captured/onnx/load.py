@@ -1,6 +1,6 @@
-"""Reading an ONNX file that may be hostile: size, syntax, external data, functions; weights are never loaded.
+"""Loading of an ONNX file that may be hostile: size, syntax, external data, functions; weights are never loaded.
 
-Small numbers (shapes, indices) are also read where a file keeps them in another file of its folder.
+Small numbers (shapes, indices) are also read from another file of the folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 MAX_ELEMENTS = 65536
-"""Elements of the largest tensor that is fetched."""
+"""Largest number of elements of a tensor that is fetched."""
 
 
 def fetch(model: Path, tensor: TensorProto) -> None:
-    """Put the data of a small tensor that is no weight into the tensor; a file that is missing is left missing.
+    """Load the external data of a small tensor that is no weight; a missing file is ignored.
 
     Raises:
-        InputFileError: the file is, through a link, outside the folder of the model, or does not have the data.
+        InputFileError: the file is, through a link, outside the folder of the model, or lacks the data.
     """
     elements = math.prod(tensor.dims)
     dtype = DTYPES.get(tensor.data_type)
@@ -50,7 +50,7 @@ def fetch(model: Path, tensor: TensorProto) -> None:
 
 
 def stored_array(model: Path, tensor: TensorProto) -> NDArray[Any]:
-    """The numbers of a stored tensor, from the file or from another file of its folder.
+    """Numbers of a stored tensor, from the model file or from another file of its folder.
 
     Raises:
         InputFileError: the other file is missing, too short, or (through a link) outside the folder.
@@ -67,7 +67,7 @@ def stored_array(model: Path, tensor: TensorProto) -> NDArray[Any]:
 
 
 def _data_at(model: Path, tensor: TensorProto, place: Path, offset: str) -> bytes:
-    """The bytes of a tensor in another file, from an offset on."""
+    """Bytes of a tensor in another file, starting at an offset."""
     size = math.prod(tensor.dims) * ELEMENT_BYTES[DTYPES[tensor.data_type]]
     try:
         with place.open("rb") as file:
@@ -81,7 +81,7 @@ def _data_at(model: Path, tensor: TensorProto, place: Path, offset: str) -> byte
 
 
 def _inside(model: Path, name: str, location: str) -> Path:
-    """The other file of a tensor, which must be in the folder of the model."""
+    """Path of the external file of a tensor, which must be in the folder of the model."""
     folder = model.parent.resolve()
     place = (folder / location).resolve()
     if not place.is_relative_to(folder):
@@ -90,17 +90,17 @@ def _inside(model: Path, name: str, location: str) -> Path:
 
 
 MAX_FILE_BYTES = 2**31 - 1
-"""The most that a protobuf message can have."""
+"""Largest size of a protobuf message."""
 MAX_NODES = 1_000_000
-"""Nodes of a file after its functions are inlined."""
+"""Largest number of nodes of a file after its functions are inlined."""
 
 
 def load_model(path: Path) -> ModelProto:
-    """The model of a file with its functions inlined; contents of weights in other files stay there.
+    """Model of a file with its functions inlined, without the contents of external weights.
 
     Raises:
         InputFileError: the file cannot be read, is over 2 GiB, is no ONNX model, names data outside its folder, or
-            has functions that call themselves or unfold to more than ``MAX_NODES`` nodes.
+            has functions that call themselves or expand to more than ``MAX_NODES`` nodes.
         UserError: the ``onnx`` library is not installed.
     """
     require("onnx", "reading an ONNX file")
@@ -153,7 +153,7 @@ def _node_tensors(node: NodeProto) -> Iterator[TensorProto]:
 
 
 def _check_location(path: Path, tensor: TensorProto) -> None:
-    """Data outside the folder of the model are refused, although they would not be read."""
+    """Refuse data outside the folder of the model, although they would not be read."""
     for entry in tensor.external_data:
         if entry.key != "location":
             continue
@@ -162,13 +162,13 @@ def _check_location(path: Path, tensor: TensorProto) -> None:
         if outside or re.match(r"[A-Za-z]:|[A-Za-z][A-Za-z0-9+.-]*://", place) or "\0" in place:
             raise InputFileError(
                 str(path),
-                f"the data of {shorten(tensor.name)!r} are said to be at {shorten(entry.value)!r}",
+                f"the data of {shorten(tensor.name)!r} are declared to be at {shorten(entry.value)!r}",
                 hint="external data must be in the folder of the model or below it",
             )
 
 
 def _inlined(path: Path, model: ModelProto) -> ModelProto:
-    """The model with each call of one of its own functions replaced by the nodes of the function."""
+    """Model with each call of one of its functions replaced by the nodes of the function."""
     functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
     count = _unfolded(path, model.graph.node, functions, {}, ())
     if count > MAX_NODES:
@@ -179,7 +179,7 @@ def _inlined(path: Path, model: ModelProto) -> ModelProto:
 
     try:
         return inliner.inline_local_functions(model)
-    except Exception as problem:  # the library documents no exception of its own
+    except Exception as problem:  # the library documents no exceptions
         raise InputFileError(str(path), f"its functions cannot be inlined: {shorten(str(problem))}") from None
 
 

@@ -1,7 +1,7 @@
 """Rows of matrix products, attention with rotary positions, and recurrent layers.
 
-An LSTM in fp32 is PyTorch's layer; other recurrent layers are unrolled over time, as PyTorch runs them without a fused
-kernel.
+An LSTM in fp32 runs as PyTorch's layer; other recurrent layers are unrolled over time, as PyTorch runs them without a
+fused kernel.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _KNOWN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "
 
 @row("Attention")
 def _attention(call: OnnxCall) -> Result:
-    """The fused kernel where PyTorch would take it, else products and softmax; scores as an output are opaque."""
+    """Attention by the fused kernel where PyTorch has one, else by products and softmax; opaque with output scores."""
     if call.has(6) or any(call.outputs[3:]) or set(call.attributes) - _KNOWN:
         return None
     counts, flat = [int(call.get(name, 0)) for name in ("q_num_heads", "kv_num_heads")], call.x().dim() == 3
@@ -67,7 +67,7 @@ def _attention(call: OnnxCall) -> Result:
 
 
 def _attended(call: OnnxCall, query: torch.Tensor, pair: Pair, past: int) -> torch.Tensor:
-    """Causal: query i sees the keys up to ``past + i``."""
+    """Attention of a query; if causal, query i sees the keys up to ``past + i``."""
     key, value = pair
     causal, cap = bool(call.get("is_causal", 0)), float(call.get("softcap", 0.0) or 0.0)
     (_, heads, length, width), (_, kv_heads, keys, _) = query.shape, key.shape
@@ -86,7 +86,7 @@ def _attended(call: OnnxCall, query: torch.Tensor, pair: Pair, past: int) -> tor
 
 
 def _mask(call: OnnxCall, query: torch.Tensor, keys: int) -> torch.Tensor | None:
-    """The mask as numbers to add, over four dims; short ones are filled with what is not seen."""
+    """Additive mask with four dims; a mask that is too short is padded with minus infinity."""
     mask = call.maybe(3)
     if mask is None:
         return None
@@ -100,12 +100,12 @@ def _mask(call: OnnxCall, query: torch.Tensor, keys: int) -> torch.Tensor | None
 
 
 def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Zero where something is seen, minus infinity elsewhere."""
+    """Additive mask: zero where ``seen`` is true, minus infinity elsewhere."""
     return torch.where(seen, torch.zeros((), dtype=dtype), torch.full((), float("-inf"), dtype=dtype))
 
 
 def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """(batch, sequence, heads x size) as (batch, heads, sequence, size)."""
+    """Reshape (batch, sequence, heads x size) to (batch, heads, sequence, size)."""
     b, s, width = x.shape
     if heads < 1 or width % heads:
         raise ValueError(f"a width of {width} cannot be cut into {heads} heads")
@@ -114,7 +114,7 @@ def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 @row("RotaryEmbedding")
 def _rotary(call: OnnxCall) -> Result:
-    """Halves (or, interleaved, pairs) of each head turned by an angle that depends on the position."""
+    """Rotate halves (interleaved: pairs) of each head by an angle that depends on the position."""
     x, pairs, flat = call.x(), bool(call.get("interleaved")), call.x().dim() == 3
     x = _heads(x, int(call.get("num_heads", 0))) if flat else x
     turned = int(call.get("rotary_embedding_dim", 0)) or x.shape[3]
@@ -132,15 +132,15 @@ def _rotary(call: OnnxCall) -> Result:
 
 
 MAX_STEPS = 20_000
-"""Longest sequence that is unrolled; a longer one stays one opaque operator."""
+"""Longest sequence that is unrolled; a recurrent layer over a longer one stays opaque."""
 
-#: Default activations, and the only ones that have a row.
+#: Operator -> its default activations, the only ones that are supported.
 _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 
 @row("LSTM", "GRU", "RNN")
 def _recurrent(call: OnnxCall) -> Result:
-    """Each direction by itself; inputs are (sequence, batch, features), or batch first with ``layout``."""
+    """A recurrent layer, each direction by itself; inputs are (sequence, batch, features), or batch first."""
     direction, first = call.get("direction", "forward"), bool(call.get("layout"))
     count = 2 if direction == "bidirectional" else 1
     asked = tuple(str(name) for name in call.get("activations") or _ACTIVATIONS[call.op] * count)
@@ -160,7 +160,7 @@ def _recurrent(call: OnnxCall) -> Result:
 
 
 def _lstm(call: OnnxCall, x: torch.Tensor, count: int, first: bool) -> Result:
-    """PyTorch's layer, whose weights have the gates in the order input, forget, cell, output."""
+    """An LSTM by PyTorch's layer, whose weights have the gates in the order input, forget, cell, output."""
     backward = call.get("direction") == "reverse"
     x = x.flip((0,)) if backward else x
     (steps, batch, _), hidden = x.shape, call.tensor(2).shape[2]
@@ -181,7 +181,7 @@ def _lstm(call: OnnxCall, x: torch.Tensor, count: int, first: bool) -> Result:
 
 
 def _direction(call: OnnxCall, x: torch.Tensor, number: int, backward: bool) -> tuple[torch.Tensor, ...]:
-    """One direction: the input product of all steps at once, then one product with the state per step."""
+    """One direction of a recurrent layer: the input product of all steps, then one product with the state per step."""
     weight, recurrence = (call.weight(n).select(0, number) for n in (1, 2))
     (steps, batch, _), (width, hidden) = x.shape, recurrence.shape
     biases = call.weight(3).select(0, number).chunk(2, 0) if call.has(3) else (None, None)
@@ -216,7 +216,7 @@ def _linear(matrix: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) ->
 
 
 def _gru_cell(given: torch.Tensor, state: torch.Tensor, linear: Sequence[Linear]) -> torch.Tensor:
-    """New state; gates in the order update, reset, hidden; two products where the reset comes before the last one."""
+    """New state of a GRU; gates in the order update, reset, hidden; two products if the reset precedes the last one."""
     update, reset, new = given.chunk(3, 1)
     z, r, *h = linear[0](state).chunk(4 - len(linear), 1)
     z, r = torch.sigmoid(update + z), torch.sigmoid(reset + r)

@@ -1,6 +1,6 @@
-"""Runs the graph of an ONNX file in PyTorch, under fake tensors, so that our recorder sees its operators.
+"""Run of the graph of an ONNX file in PyTorch with fake tensors, so that the recorder sees its operators.
 
-The small integer sums that exporters leave in a graph (shapes, indices) are computed on real tensors meanwhile.
+Small integer computations that exporters leave in a graph (shapes, indices) run on real tensors meanwhile.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ FOLDS: Final = frozenset({
     "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Reshape", "Range", "Flatten", "Transpose", "Expand", "Tile",
     "CumSum", "ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceMean", "Cast", "CastLike",
 })  # fmt: skip
-"""Operators that are computed where all their numbers are known and the result is small."""
+"""Operators that are computed on real tensors if all their numbers are known and the result is small."""
 
 STANDARD: Final = ("", "ai.onnx")
 """Names of the domain of the standard operators."""
 
 
 def result_elements(op: str, arrays: Sequence[torch.Tensor]) -> int:
-    """Elements that the result of a known operator has at most, known before it is made."""
+    """Upper bound on the elements of the result of an operator on known arrays."""
     sizes = [max(array.numel(), 1) for array in arrays]
     if op in ("Expand", "Tile"):
         return sizes[0] * math.prod(max(int(number), 1) for number in flat(arrays[1]))
@@ -64,10 +64,10 @@ def result_elements(op: str, arrays: Sequence[torch.Tensor]) -> int:
 
 
 class FileRecorder(Recorder):  # type: ignore[no-untyped-call]
-    """Records the operators of a file, also those that PyTorch does not have."""
+    """Recorder of the operators of a file, including operators that PyTorch lacks."""
 
     def source(self, tensor: torch.Tensor, kind: Any, name: str) -> int:
-        """A tensor that is there before the step; constants are kept apart from buffers in the graph."""
+        """Record a tensor from before the step; in the graph, constants are distinct from buffers."""
         number = self.name(tensor, "buffer" if kind == "constant" else kind, name)
         held = self._held[number]
         if kind == "constant" and held.layout is not None:
@@ -76,13 +76,13 @@ class FileRecorder(Recorder):  # type: ignore[no-untyped-call]
         return number
 
     def value(self, tensor: torch.Tensor) -> Value:
-        """What a tensor is in the graph."""
+        """Value of a tensor in the graph."""
         return self._read(tensor)[0]
 
     def opaque(
         self, op: str, inputs: Mapping[str, torch.Tensor], attributes: Mapping[str, Attribute], types: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """Record an operator of which nothing is known but the types of its results, and make these."""
+        """Record an operator of which only the result types are known, and make its results."""
         made = [_fresh(self, type) for type in types]
         read = [(name, *self._read(tensor)) for name, tensor in inputs.items()]
         known = Signature(None, op, (), (), False, False, False, False, False, False)
@@ -102,7 +102,7 @@ def scalar(recorder: Recorder) -> torch.Tensor:
 
 
 class _Opaque(torch.autograd.Function):
-    """An operator without a derivative: what needs it is refused."""
+    """An operator without a derivative; its backward pass raises an error."""
 
     @staticmethod
     def forward(ctx: Any, make: Any, op: str, *_given: torch.Tensor) -> Any:
@@ -112,23 +112,23 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
-        """Nothing flows back."""
+        """Raise an error, since the gradient is unknown."""
         hint = "give --inference, in Python training=False"
         raise UserError(f"the gradient of the operator {ctx.op!r} is not known", hint=hint)
 
 
 class Ones(torch.autograd.Function):
-    """A root of the backward pass that sends ones into tensors, as the sum of them would, and keeps none of them."""
+    """Root of the backward pass that sends ones into tensors, like their sum, without keeping them alive."""
 
     @staticmethod
     def forward(ctx: Any, recorder: Recorder, *tensors: torch.Tensor) -> torch.Tensor:
-        """The root, of which the recorder knows nothing."""
+        """The root, which is not recorded."""
         ctx.types = [(tensor.shape, tensor.dtype) for tensor in tensors]
         return scalar(recorder)
 
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
-        """Ones for each."""
+        """Gradients of ones for each tensor."""
         return None, *(torch.ones(shape, dtype=dtype) for shape, dtype in ctx.types)
 
 
@@ -143,9 +143,9 @@ class Reader:
         self.recorder = recorder
         self.written = written(model.graph)
         self.parameters: dict[str, tuple[torch.Tensor, int]] = {}
-        """What the graph reads as parameters, by name, with the numbers of their storages."""
+        """Name -> parameter that the graph reads, and the number of its storage."""
         self._sources: list[torch.Tensor] = []
-        """Inputs and stored tensors, which stay until the end."""
+        """Inputs and stored tensors, which live until the end."""
         self._paths, self._training, self.values = paths, training, recorder.fakes.values
         self._model = model
         self._versions = {"" if o.domain in STANDARD else o.domain: int(o.version) for o in model.opset_import}
@@ -155,9 +155,9 @@ class Reader:
         self._count = 0
         self._known: list[Tensor] = []
         self._owned: dict[str, Tensor] = {}
-        """Tensors that are stored under the name of an equal one, by their own name."""
+        """Own name -> tensor that the file stores under the name of an equal one."""
         self._first: dict[tuple[str, TensorType], Tensor] = {}
-        """The first copy of a tensor that is not stored itself."""
+        """(source, type) -> first copy of a source tensor that is not stored itself."""
 
     def run(self) -> list[torch.Tensor]:
         """The outputs of the graph."""
@@ -176,7 +176,7 @@ class Reader:
         return [self._output(names, value.name) for value in graph.output]
 
     def live(self, given: Tensor, kind: str = "constant") -> torch.Tensor:
-        """The fake tensor of a name; a stored one becomes a source of the graph when it is first asked for."""
+        """Fake tensor of a name; a stored tensor becomes a source of the graph at its first use."""
         if given.parts is not None:
             raise ValueError(f"{given.name!r} is a sequence, where a tensor is needed")
         if given.value is None:
@@ -212,24 +212,24 @@ class Reader:
                 raise self._refused(node, names, f"its inputs or attributes do not fit it ({what})") from None
             left.subtract(_read(node))
             for name in dict.fromkeys(_read(node)):
-                if not left[name]:  # what nothing reads any more is freed
+                if not left[name]:  # no later reader: free it
                     names.pop(name, None)
 
     def _refused(self, node: NodeProto, names: Mapping[str, Tensor], text: str) -> InputFileError:
-        """The error for a node, with what the file gives it."""
+        """Error for a node, with its inputs and attributes."""
         inputs = ", ".join(_given(name, names) for name in node.input) or "none"
         attributes = ", ".join(attribute.name for attribute in node.attribute) or "none"
         hint = f"inputs: {shorten(inputs, 300)}; attributes: {shorten(attributes)}"
         return InputFileError(self.path, f"node {shorten(node.name)!r} ({node.op_type}): {text}", hint=hint)
 
-    # -- what was read ------------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------------
 
     def constants(self) -> dict[str, torch.Tensor]:
-        """Numbers of the sources that are known: small ones that were computed while reading."""
+        """Source -> known numbers: small ones that were computed while reading."""
         return {one.name: one.array for one in self._known if one.array is not None and one.value is not None}
 
     def protos(self) -> dict[str, TensorProto]:
-        """The stored tensors that the graph reads, by the name of their source."""
+        """Source -> stored tensor that the graph reads."""
         return {one.name: one.stored for one in self._known if one.stored is not None and one.value is not None}
 
     def stored(self) -> dict[str, list[TensorType]]:
@@ -242,7 +242,7 @@ class Reader:
         return found
 
     def notes(self) -> tuple[str, ...]:
-        """Why the module that was exported may have other parameters than the graph."""
+        """Reasons why the exported module may have other parameters than the graph."""
         numbered = [tensor for tensor in self._known if FOLDED.fullmatch(tensor.name) and tensor.stored is not None]
         numbered = [tensor for tensor in numbered if tensor.dtype in FLOATS and tensor.type.elements > 1]
         return self.written.notes(list(dict.fromkeys(one.name for one in numbered if one.role() == "constant")))
@@ -250,7 +250,7 @@ class Reader:
     # -- names --------------------------------------------------------------------------------------------------------
 
     def _stored(self, graph: GraphProto, names: dict[str, Tensor]) -> None:
-        """What the file stores: weights as sources with a type, small integers as numbers."""
+        """Add the stored tensors of a graph to its names: weights with types only, small integers with numbers."""
         for proto in graph.initializer:
             names[proto.name] = self._proto(proto.name, proto, weight=True)
             names[proto.name].kind = self.written.kinds.get(proto.name)
@@ -263,7 +263,7 @@ class Reader:
             names[name] = Tensor(name, tuple(int(size) for size in sparse.dims), dense.dtype, weight=True)
 
     def _copy(self, name: str, source: str, transposed: bool, names: Mapping[str, Tensor]) -> Tensor:
-        """A stored tensor that has the elements of another one: that one, or its transpose."""
+        """Original of a stored tensor that is a copy: the original itself, or its transpose."""
         copy = names[name]
         kept = names.get(source) or self._first.setdefault((source, copy.type), copy)
         if kept is copy or copy.dtype != kept.dtype:
@@ -273,7 +273,7 @@ class Reader:
         return kept if kept.shape == copy.shape else copy
 
     def _own(self, name: str, equal: Tensor) -> Tensor:
-        """A parameter or buffer of the module that the file stores under the name of an equal one."""
+        """Parameter or buffer of the module that the file stores under the name of an equal one."""
         if name not in self._owned:
             self._owned[name] = Tensor(
                 name, equal.shape, equal.dtype, stored=equal.stored, weight=GENERATED.fullmatch(name) is None,
@@ -284,7 +284,7 @@ class Reader:
         return own if own.type == equal.type else equal
 
     def _inputs(self, node: NodeProto, names: dict[str, Tensor]) -> list[Tensor | None]:
-        """What a node reads, as the module had it."""
+        """Inputs of a node, with the tensors of the original module."""
         found = [self._find(names, name) if name else None for name in node.input]
         output = node.output[0] if node.output else ""
         for index, given in enumerate(found):
@@ -344,14 +344,14 @@ class Reader:
         found = ROWS.get((domain, node.op_type))
         result = None if found is None else _folded(call, found) if domain == "" else None
         if result is None and found is not None:
-            with contextlib.suppress(NotImplementedError):  # an element type that has no kernel
+            with contextlib.suppress(NotImplementedError):  # no kernel for this element type
                 result = found(call)
         if result is None:
             return self._opaque(call, node, names)
         return list(result) if isinstance(result, (tuple, list)) else [result]
 
     def _opaque(self, call: OnnxCall, node: NodeProto, names: dict[str, Tensor]) -> list[Any]:
-        """A node that computes something unknown from its inputs and from what its sub-graphs read."""
+        """Outputs of an opaque node, which reads its inputs and the outer names of its sub-graphs."""
         outer = [self._find(names, name) for name in sorted(_outer(node))]
         types = types_of_opaque(call, node, self.declared, self.dims)
         given = {f"input{n}": self.live(one) for n, one in enumerate([*call.inputs, *outer]) if one is not None}
@@ -390,10 +390,10 @@ class Reader:
         return run
 
     def tried(self, graph: GraphProto, names: Mapping[str, Tensor], given: Sequence[Tensor] = ()) -> Sequence[Call]:
-        """What a sub-graph would record; nothing of that stays.
+        """Calls of a sub-graph in a trial run that leaves no trace.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: the sub-graph cannot be read.
             ValueError: it takes other inputs.
         """
         other, assumed = copy(self), dict(self.values.assumed)
@@ -410,12 +410,12 @@ class Reader:
 
 
 def _apart(given: Tensor) -> Tensor:
-    """The same tensor for another recorder."""
+    """Copy of a tensor for another recorder."""
     return replace(given, value=None, parts=given.parts and [_apart(one) for one in given.parts])
 
 
 def _folded(call: OnnxCall, row: Any) -> Any:
-    """The result on known numbers; None where some are not known, or the result would be large."""
+    """Result on known numbers; None if some are unknown, or the result is large."""
     given = [one for one in call.inputs[: 1 if call.op == "CastLike" else None] if one is not None]
     known = [one.array for one in given if one.array is not None]
     if call.op not in FOLDS or not known or len(known) < len(given):
@@ -426,7 +426,7 @@ def _folded(call: OnnxCall, row: Any) -> Any:
     try:
         with parts.without_modes(), torch.no_grad():
             return row(call)
-    except NotImplementedError:  # of an element type that has no kernel
+    except NotImplementedError:  # no kernel for this element type
         return None
     finally:
         call.folding = False
@@ -443,7 +443,7 @@ def _needed(graph: GraphProto) -> list[NodeProto]:
 
 
 def _read(node: NodeProto) -> list[str]:
-    """Names that a node reads, those that its sub-graphs read among them."""
+    """Names that a node and its sub-graphs read."""
     return [*(name for name in node.input if name), *_outer(node)]
 
 
@@ -463,7 +463,7 @@ def _given(name: str, names: Mapping[str, Tensor]) -> str:
 
 
 def _tensor(name: str, result: Any) -> Tensor:
-    """What a row made under the name of an output."""
+    """Result of a row under the name of an output."""
     if isinstance(result, Tensor):
         return result
     shape, dtype = tuple(result.shape), dtype_name(result.dtype)
@@ -496,7 +496,7 @@ def _attribute(proto: Any) -> Any:
 
 
 def module_path(node: NodeProto) -> str:
-    """Path of the module that a node came from, as far as the exporter has written it down."""
+    """Path of the original module of a node; empty if the exporter has not recorded it."""
     for entry in node.metadata_props:
         if entry.key == "pkg.torch.onnx.name_scopes":
             try:

@@ -1,6 +1,6 @@
-"""Rows of operators that show, cut, join and index tensors, and of sequences of tensors.
+"""Rows of views, slices, concatenations and indexing, and of sequences of tensors.
 
-The length of a sequence is known, so it leaves no trace in the graph.
+The length of a sequence is known, so sequences leave no trace in the graph.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _end(axis: int, rank: int) -> int:
 
 
 def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor in a shape that it broadcasts to."""
+    """A tensor broadcast to a shape."""
     return x if x.shape == shape else x.expand(shape)
 
 
@@ -104,7 +104,7 @@ def _slice(c: OnnxCall) -> Result:
 
 
 def _bound(index: int, size: int) -> int:
-    """Position of a slice that runs backwards; -1 stands before the first element."""
+    """Bound of a slice that runs backwards; -1 is before the first element."""
     return max(min(_end(index, size), size - 1), -1)
 
 
@@ -163,7 +163,7 @@ def _tile(c: OnnxCall) -> Result:
 
 @row("Range")
 def _range(c: OnnxCall) -> Result:
-    """Where its length is known."""
+    """A range of known length; None if the length depends on data."""
     known = all(c.tensor(n).array is not None for n in range(3))
     return torch.arange(c.one(0), c.one(1), c.one(2), dtype=TORCH_DTYPES[c.tensor(0).dtype]) if known else None
 
@@ -181,12 +181,12 @@ def _constant_of_shape(c: OnnxCall) -> Result:
 
 
 _KEPT: Final = 65536
-"""Elements of a constant of one number whose numbers are kept: masks and shapes, no activations."""
+"""Largest number of elements of a uniform constant whose numbers are kept: masks and shapes, no activations."""
 
 
 @row("DepthToSpace", "SpaceToDepth")
 def _depth(c: OnnxCall) -> Result:
-    """A block is taken out of both image dims, or the channels, in front of or behind the other channels."""
+    """Move blocks between image dims and channels, before or after the other channels."""
     x, b, mode = c.x(), int(c.get("blocksize", 1)), c.get("mode", "DCR")
     if x.dim() != 4 or (c.op == "SpaceToDepth" and mode != "DCR"):
         return None
@@ -202,12 +202,12 @@ def _depth(c: OnnxCall) -> Result:
 
 
 def pad(x: torch.Tensor, before: Sequence[int], after: Sequence[int], value: float) -> torch.Tensor:
-    """A constant around a tensor; one number per dim and side."""
+    """A tensor padded with a constant, by one number per dim and side."""
     return torch.constant_pad_nd(x, _pairs(before, after), value) if any(before) or any(after) else x
 
 
 def _pairs(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
-    """Pads as PyTorch takes them: both of the last dim first."""
+    """Pads in the order of PyTorch: both of the last dim first."""
     return tuple(n for pair in reversed(list(zip(before, after, strict=True))) for n in pair)
 
 
@@ -250,7 +250,7 @@ def _resize(c: OnnxCall) -> Result:
 
 
 def _as_torch(c: OnnxCall, mode: str, where: str, sizes: tuple[int, ...], scaled: bool) -> bool:
-    """Whether PyTorch has that interpolation; files have more of them."""
+    """True if PyTorch has the interpolation; ONNX has more of them."""
     if c.get("antialias") or c.get("exclude_outside"):
         return False
     if mode == "nearest":
@@ -266,7 +266,7 @@ def _as_torch(c: OnnxCall, mode: str, where: str, sizes: tuple[int, ...], scaled
 
 
 def _resized(c: OnnxCall, rank: int) -> tuple[tuple[int, ...] | None, tuple[float, ...]]:
-    """Sizes and, where they are given, scales; dims that ``axes`` leaves out stay."""
+    """Sizes and, if given, scales of the result; dims that are not in ``axes`` keep their size."""
     places = (2, 3) if c.op == "Resize" and c.version >= 11 else (1, 9)
     scales, sizes = (c.known(n) if c.has(n) else [] for n in places)
     scales = c.get("scales") or scales

@@ -1,4 +1,4 @@
-"""An ONNX file as the program of a step: what PyTorch runs for its operators, and in training to go back."""
+"""An ONNX file as the program of a step: PyTorch's operators of its forward pass and, in training, backward pass."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ class OnnxModel:
     """A model read from an ONNX file."""
 
     program: Program
-    """What was recorded: the forward pass, in training the backward pass."""
+    """The recorded forward pass, and in training the backward pass."""
     graph: Graph
     """The forward pass."""
     nodes: Nodes
-    """The table of its nodes, for what is derived from it."""
+    """Table of the nodes of the graph, for graphs that are derived from it."""
     constants: Mapping[str, Tensor]
-    """Numbers of constants that were known while reading, by the name of the source."""
+    """Source -> numbers of a constant that was known while reading."""
     stored: Mapping[str, Stored]
-    """What is stored as ``parameters``, ``buffers`` and ``constants``; of the parameters those that the graph reads."""
+    """Stored ``parameters`` (only those that the graph reads), ``buffers`` and ``constants``."""
     notes: tuple[str, ...]
-    """Why the module that was exported may have other parameters."""
+    """Reasons why the exported module may have other parameters."""
     outputs: tuple[str, ...] = ()
     """Names of the outputs in the file."""
     protos: Mapping[str, TensorProto] = field(default_factory=dict, repr=False)
-    """The stored tensors by the name of their source."""
+    """Source -> stored tensor."""
 
     def weights(self, path: Path) -> dict[str, NDArray[Any]]:
-        """Contents of the stored tensors by the name of their source.
+        """Source -> contents of a stored tensor.
 
         Raises:
-            InputFileError: their data are in a file outside the folder, or missing.
+            InputFileError: data are in a file outside the folder, or missing.
         """
         return {name: stored_array(path, proto) for name, proto in self.protos.items()}
 
@@ -67,32 +67,32 @@ class OnnxModel:
 
     @cached_property
     def modules(self) -> Mapping[Node, str]:
-        """Module path of each node; empty where the exporter has not written it."""
+        """Module path of each node; empty if the exporter has not recorded it."""
         return {call.node: call.module for call in self.program.calls}
 
 
 def read_onnx(path: Path | str, *, dims: Mapping[str, int] | None = None, training: bool = False) -> OnnxModel:
     """Read an ONNX file.
 
-    Every operator that has a row in the table becomes calls of PyTorch, which are recorded; another one stays as
-    ``onnx::Name`` with its output types. Sums on shapes are done while reading. Stored tensors become sources with
-    their types only: parameters, buffers and constants of the module, as far as the exporter has written it.
+    Every operator with a row in the table becomes calls of PyTorch, which are recorded; any other stays as
+    ``onnx::Name`` with its output types. Computations on shapes are done while reading. Stored tensors become sources
+    with types only: parameters, buffers and constants of the module, as far as the exporter has recorded them.
 
-    The file says nothing of a loss or an optimiser: in training, gradients of ones flow into every floating-point
-    output, as from the sum of them, and there is no optimiser phase. Layers are as the file has them; a file exported
-    for inference normalises by its running statistics and drops nothing out.
+    The file has no loss and no optimiser: in training, gradients of ones flow into every floating-point output, as from
+    their sum, and there is no optimiser phase. Layers run in the mode of the file: one exported for inference
+    normalises by running statistics and has no dropout.
 
     Args:
         path: the file.
-        dims: sizes for what the file leaves open, by symbol, for instance ``{"batch": 8}``; a size without a name is
-            called ``input.dim``, for instance ``pixels.0``.
-        training: with the backward pass.
+        dims: open sizes of the file, by symbol, for instance ``{"batch": 8}``; a size without a name is called
+            ``input.dim``, for instance ``pixels.0``.
+        training: record the backward pass too.
 
     Raises:
         InputFileError: the file is damaged, too large, hostile, or has an operator whose output types are unknown; with
             ``training``, it has no weights.
         UserError: sizes are open and not given, or the ``onnx`` library or PyTorch is not installed; with
-            ``training``, the gradient of an operator is not known.
+            ``training``, the gradient of an operator is unknown.
     """
     path = Path(path)
     model = load_model(path)
@@ -128,7 +128,7 @@ def read_onnx(path: Path | str, *, dims: Mapping[str, int] | None = None, traini
 
 
 def _backward(path: str, reader: Reader, outputs: list[Tensor]) -> None:
-    """Gradients of ones into every floating-point output; the outputs themselves are let go."""
+    """Run the backward pass from gradients of ones for every floating-point output, and release the outputs."""
     from steptime.captured import torch_parts as parts
     from steptime.captured.onnx.reader import Ones, scalar
 
@@ -151,7 +151,7 @@ def _backward(path: str, reader: Reader, outputs: list[Tensor]) -> None:
 
 
 def _parameters(reader: Reader, *, training: bool) -> list[Parameter]:
-    """The weights; without gradients nothing is known of training, and floating-point ones count as trained."""
+    """Weights of the file; without a backward pass, floating-point ones count as trained."""
     from steptime.captured.record.values import dtype_name
 
     return [
@@ -164,7 +164,7 @@ def _parameters(reader: Reader, *, training: bool) -> list[Parameter]:
 
 
 def _batch(graph: Graph) -> int | None:
-    """First dim of the first input that has one."""
+    """First dim of the first input that has dims."""
     return next((node.outputs[0].shape[0] for node in graph.sources("input") if node.outputs[0].rank), None)
 
 
@@ -174,5 +174,5 @@ def _total(types: Sequence[TensorType]) -> Stored:
 
 
 def program_of_file(path: Path | str, *, dims: Mapping[str, int] | None = None, training: bool = True) -> Program:
-    """The program of :func:`read_onnx` alone."""
+    """Program of an ONNX file, as by :func:`read_onnx`."""
     return read_onnx(path, dims=dims, training=training).program

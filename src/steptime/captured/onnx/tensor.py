@@ -1,4 +1,4 @@
-"""What a name of an ONNX graph stands for: a tensor that is computed, numbers that are known, or both; open sizes."""
+"""Tensors of an ONNX graph by name, computed, with known numbers, or both; and open sizes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from onnx import TensorProto, TensorShapeProto, ValueInfoProto
 
 MAX_FOLDED_ELEMENTS = 2**20
-"""Elements of an array that is computed or held while a file is read; what is larger stays a node of the graph."""
+"""Largest number of elements of an array that is computed while a file is read; larger ones stay nodes of the graph."""
 
 MAX_PARTS = 2**14
-"""Tensors of one sequence; each is a node of the graph."""
+"""Largest number of tensors of one sequence; each is a node of the graph."""
 
 
-#: Number of an ONNX element type -> our name. Types of four bits are counted as bytes.
+#: Number of an ONNX element type -> its name here. Types of four bits count as bytes.
 DTYPES = {
     1: "fp32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "fp16",
     11: "fp64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bf16", 17: "fp8", 18: "fp8",
@@ -38,10 +38,10 @@ COMPLEX = ("complex64", "complex128")
 
 
 def dtype_of(number: int) -> str:
-    """Our name of an ONNX element type.
+    """Name of an ONNX element type.
 
     Raises:
-        UserError: the type has none (text, packed numbers).
+        UserError: the type has no name (text, packed numbers).
     """
     if number not in DTYPES:
         raise UserError(f"tensors of ONNX element type {number} cannot be read", hint="text and packed types have none")
@@ -49,18 +49,18 @@ def dtype_of(number: int) -> str:
 
 
 GENERATED = re.compile(r"val_\d+|const\w*_\d+|onnx::\w+|.*/Constant\w*|.*lifted_tensor\w*|_tensor_constant\d+")
-"""Names that exporters make up for numbers without a name in the module; they count as weights only where a layer uses
-them as weights (a weight that the exporter has transposed), never in a sum or as a mask."""
+"""Pattern of names that exporters generate for numbers without a name in the module; they count as weights only where a
+layer uses them as weights (a weight that the exporter has transposed), never in a sum or as a mask."""
 
 FOLDED = re.compile(r"onnx::[A-Za-z]+_\d+")
-"""Names that PyTorch's exporter for TorchScript makes up for what it folded, by the operator that reads it."""
+"""Pattern of names that PyTorch's TorchScript exporter generates for folded tensors, from the operator that reads."""
 
 BUFFERS = frozenset({
     "running_mean", "running_var", "num_batches_tracked", "inv_freq", "original_inv_freq", "position_ids",
     "token_type_ids", "relative_position_index", "relative_coords_table", "attn_mask", "masked_bias",
 })  # fmt: skip
-"""Last parts of the names that layers of PyTorch, ``transformers`` and ``timm`` register as buffers: where a file does
-not say it, nothing else tells them from parameters."""
+"""Last parts of the names that layers of PyTorch, ``transformers`` and ``timm`` register as buffers; in a file without
+kinds, nothing else distinguishes them from parameters."""
 
 
 @dataclass(slots=True)
@@ -72,15 +72,15 @@ class Tensor:
     dtype: str
     value: torch.Tensor | None = None
     array: torch.Tensor | None = None
-    """Its numbers, where they were computed or are an integer or a single constant."""
+    """Known numbers, if they were computed, are integers, or are a single constant."""
     stored: TensorProto | None = None
-    """Its numbers in the file, where they are not needed to know shapes."""
+    """The tensor in the file, if it is stored."""
     weight: bool = False
-    """It is stored by itself as a weight would be: floating-point and no scalar."""
+    """It is stored like a weight: floating-point and no scalar."""
     kind: str | None = None
-    """``parameter``, ``buffer`` or ``constant``, where the file says so or the graph has read it as such."""
+    """``parameter``, ``buffer`` or ``constant``, if the file declares it or the graph has read it as such."""
     parts: list[Tensor] | None = None
-    """It is a sequence of these; its own type is then that of none of them."""
+    """Members, if it is a sequence; its own type is then meaningless."""
 
     @property
     def type(self) -> TensorType:
@@ -90,9 +90,9 @@ class Tensor:
     def role(self, read_as: str = "constant") -> str:
         """``parameter``, ``buffer`` or ``constant``.
 
-        What the file says comes first, then what the input is that reads it (running statistics), its type and its
-        name; what has a made-up name is a parameter where a layer reads its weight, unless it is filled with one number
-        that the exporter has put in for a layer without a weight.
+        The declaration of the file comes first, then the input that reads it (running statistics), its type and its
+        name. A tensor with a generated name is a parameter where a layer reads it as weight, unless all its elements
+        are one number, which the exporter fills in for a layer without a weight.
         """
         if self.kind is not None:
             return self.kind
@@ -107,7 +107,7 @@ class Tensor:
         return "parameter" if read_as == "parameter" and self.shape and not filled else "constant"
 
     def uniform(self) -> float | None:
-        """The one number that all its elements are, where they are known: exporters fill in zeros and ones."""
+        """The number that all known elements are equal to, else None; exporters fill in zeros and ones."""
         if self.array is None or not self.array.numel() or self.dtype in ("bool", *COMPLEX):
             return None
         from steptime.captured.torch_parts import without_modes
@@ -117,20 +117,20 @@ class Tensor:
             return float(numbers[0]) if bool((numbers == numbers[0]).all()) else None
 
     def numbers(self) -> torch.Tensor | None:
-        """Its numbers, read from the file where they are in it; None where they are not known."""
+        """Numbers of the tensor, read from the file if it stores them; None if they are unknown."""
         if self.array is None and self.stored is not None:
             return read_array(self.stored)
         return self.array
 
     @property
     def elsewhere(self) -> str | None:
-        """Name of the other file that its numbers are in; None where they are in this one, or are computed."""
+        """Name of the external file with its numbers; None if they are in the model file, or computed."""
         entries = () if self.stored is None else self.stored.external_data
         return next((shorten(entry.value) for entry in entries if entry.key == "location"), None)
 
     @classmethod
     def of_proto(cls, name: str, proto: TensorProto, *, weight: bool) -> Tensor:
-        """A tensor that the file stores; ``weight``: where it could be one."""
+        """A tensor that the file stores; ``weight``: its position could be that of a weight."""
         type = tensor_type(proto.dims, dtype_of(proto.data_type))
         named = GENERATED.fullmatch(proto.name) is None or type.elements > MAX_FOLDED_ELEMENTS
         weight = weight and named and type.dtype in FLOATS and type.rank > 0
@@ -147,11 +147,11 @@ def flat(array: torch.Tensor) -> list[Any]:
 
 
 def read_array(proto: TensorProto) -> torch.Tensor | None:
-    """Numbers of a stored tensor; None where it is large or its data are in another file.
+    """Numbers of a stored tensor; None if it is large or its data are in another file.
 
     Raises:
         UserError: its element type has no name.
-        ValueError: there are more or fewer data than its shape needs.
+        ValueError: the size of the data does not match its shape.
     """
     if proto.external_data or proto.data_location == proto.EXTERNAL or math.prod(proto.dims) > MAX_FOLDED_ELEMENTS:
         return None
@@ -171,7 +171,7 @@ def read_array(proto: TensorProto) -> torch.Tensor | None:
 
 
 class Dims:
-    """Sizes by symbol; it remembers which symbols the inputs of the file have."""
+    """Sizes by symbol, and the symbols of the inputs of the file."""
 
     def __init__(self, path: str, given: Mapping[str, int] | None) -> None:
         self.path = path
@@ -189,7 +189,7 @@ class Dims:
         return self.given.get(_symbol(dim))
 
     def input_type(self, value: ValueInfoProto) -> TensorType | None:
-        """Type of an input of the graph; None where a size is open, whose symbol is then noted.
+        """Type of an input of the graph; None if a size is open, whose symbol is then noted.
 
         Raises:
             InputFileError: it is no tensor, or has no shape.
@@ -214,7 +214,7 @@ class Dims:
             raise InputFileError(self.path, f"input {value.name!r}: {problem}") from None
 
     def check(self) -> None:
-        """Every open symbol has a size, and every size a symbol.
+        """Check that every open symbol has a size, and every size a symbol.
 
         Raises:
             UserError: sizes are missing; the message names the symbols.
@@ -234,6 +234,6 @@ class Dims:
 
 
 def _symbol(dim: TensorShapeProto.Dimension) -> str:
-    """Name of an open size; bytes that are no text come as escapes."""
+    """Name of an open size; bytes that are no UTF-8 become escapes."""
     name: str | bytes = dim.dim_param
     return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")

@@ -1,12 +1,12 @@
-"""What a stored tensor is to the module that was exported: parameter, buffer or constant, and of which name.
+"""Role of stored tensors in the exported module: parameter, buffer or constant, and the name there.
 
-PyTorch's exporters store equal tensors once, fold transposes and casts into copies with made-up names, and fold batch
-normalisation into the convolution before it. What they write next to the tensors undoes most of that:
+PyTorch's exporters store equal tensors once, fold transposes and casts into copies with generated names, and fold batch
+normalisation into the previous convolution. Their metadata undo most of that:
 
-* ``torch.onnx.export(dynamo=True)`` lists the parameters and buffers of the module (``graph_signature``), the tensors
-  that a folded one was made from (``folded_from``), and what the ATen call behind a node read (``fx_node``).
-* ``dynamo=False`` keeps the names of the module for what it did not fold, passes a tensor that equals another one
-  through an ``Identity`` with its own name, and numbers what it folded by the operator that reads it
+* ``torch.onnx.export(dynamo=True)`` lists the parameters and buffers of the module (``graph_signature``), the sources
+  of a folded tensor (``folded_from``), and the arguments of the ATen call behind a node (``fx_node``).
+* ``dynamo=False`` keeps the names of the module for tensors that it did not fold, passes a tensor that equals another
+  one through an ``Identity`` with its own name, and numbers folded tensors by the operator that reads them
   (``onnx::MatMul_285``), whose name has the path of the module.
 """
 
@@ -38,31 +38,31 @@ _CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
 
 @dataclass(slots=True, kw_only=True)
 class Written:
-    """What the exporter wrote of the stored tensors of a graph."""
+    """Metadata of the exporter on the stored tensors of a graph."""
 
     kinds: dict[str, str] = field(default_factory=dict)
-    """``parameter``, ``buffer`` or ``constant`` by the name of a tensor, as far as the file says it."""
+    """Tensor -> ``parameter``, ``buffer`` or ``constant``, as far as the file declares it."""
     copies: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """Stored tensor -> the tensor whose elements it has, which need not be stored, and whether it is its transpose."""
+    """Stored tensor -> its original, which need not be stored, and True if it is a transpose."""
     parts: dict[str, str] = field(default_factory=dict)
     """Stored tensor -> parameter that it was computed from by operators that need not keep all elements."""
     owners: dict[tuple[str, int], str] = field(default_factory=dict)
-    """First output of a node and number of an input -> the parameter or buffer of the module that is read there, where
+    """(first output of a node, number of an input) -> parameter or buffer of the module that this input stands for, if
     the file stores it under the name of an equal one."""
     removed: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
-    """First output of a node and number of an input -> bias of the module and its elements that the exporter has left
-    out there, since it was zero."""
+    """(first output of a node, number of an input) -> bias of the module, and its elements, that the exporter has left
+    out because it was zero."""
     merged: dict[str, int] = field(default_factory=dict)
     """Parameters of batch normalisations that are folded into a convolution -> elements."""
     made: int = 0
-    """Elements of the biases that this folding gave to convolutions."""
+    """Elements of the biases that the folding of batch normalisations added to convolutions."""
     numbered: list[str] = field(default_factory=list)
-    """Convolutions whose weights were folded with something that the file does not name."""
+    """Weights of convolutions that were folded with tensors that the file does not name."""
     lost: tuple[str, ...] = ()
-    """Other parameters that the file lists and that no stored tensor holds."""
+    """Other parameters that the file lists and does not store."""
 
     def notes(self, folded: Sequence[str]) -> tuple[str, ...]:
-        """Why the module may have other parameters; ``folded``: constants with numbered names, scalars left out."""
+        """Reasons why the module may have other parameters; ``folded``: constants with numbered names, no scalars."""
         more = sum(self.merged.values()) - self.made
         parts = [f"{name} from {source}" for name, source in self.parts.items()]
         texts = (
@@ -79,7 +79,7 @@ class Written:
 
 
 def _names(names: Sequence[str]) -> str:
-    """A few names and how many there are more.
+    """The first names, and the number of others.
 
     >>> _names(["a", "b", "c", "d"])
     'a, b and 2 more'
@@ -89,7 +89,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def written(graph: GraphProto) -> Written:
-    """Read what the exporter wrote; of a file without any of it, or with names that are no text, nothing."""
+    """Metadata of the exporter; empty for a file without metadata, or with names that are no text."""
     try:
         return _written(graph)
     except TypeError:  # protobuf gives bytes for a name that is no UTF-8
@@ -148,7 +148,7 @@ def _folded(
     targets: Mapping[str, str],
     stored: Mapping[str, TensorProto],
 ) -> None:
-    """A tensor that the exporter folded is what it was made from."""
+    """Note kind and original of a folded tensor, from the tensors that it was made from."""
     weights = [source for source in made_from if source in targets]
     kinds = {targets[source] for source in weights}
     if not made_from:
@@ -176,9 +176,9 @@ def _foreign(
     read: set[str],
     targets: Mapping[str, str],
 ) -> str:
-    """The parameter or buffer that a stored tensor is, or was made from, where the call of its reader names another.
+    """Parameter or buffer behind a stored tensor, if the call that reads it names another one; else empty.
 
-    Empty for all others: what the exporter made of constants alone (ones of a normalisation) stands for no parameter.
+    Tensors that the exporter made of constants alone (ones of a normalisation) stand for no parameter.
     """
     proto = stored.get(name)
     if proto is None or not proto.dims or DTYPES.get(proto.data_type) not in FLOATS:
@@ -191,14 +191,14 @@ def _foreign(
 
 
 def _owners(node: NodeProto, foreign: Mapping[int, str], missing: Sequence[str]) -> dict[tuple[str, int], str]:
-    """Which inputs of a node stand for the parameters and buffers that its call reads and the file does not store.
+    """Inputs of a node that stand for parameters and buffers which its call reads and the file does not store.
 
-    The one of the same role (``norm1.weight`` for ``norm2.weight``), else all of them in order.
+    Matched by role (``norm1.weight`` for ``norm2.weight``), else all of them in order.
 
     Args:
         node: the node.
-        foreign: numbers of its inputs that belong to other calls, and whose parameters they are.
-        missing: what its call reads and the file does not store.
+        foreign: number of an input that belongs to another call -> its parameter.
+        missing: tensors that the call reads and the file does not store.
     """
     alike = {n: [each for each in missing if _role(each) == _role(other)] for n, other in foreign.items()}
     if node.output and alike and all(len(names) == 1 for names in alike.values()):
@@ -219,7 +219,7 @@ def _role(name: str) -> str:
 def _without(
     found: Written, node: NodeProto, text: str, missing: Sequence[str], stored: Mapping[str, TensorProto]
 ) -> None:
-    """Batch normalisation inside a convolution, and biases that were zero."""
+    """Note batch normalisation that is folded into a convolution, and biases that are left out."""
     channels = _channels(node, stored)
     bias = node.input[2] if len(node.input) > 2 else ""
     if not channels:
@@ -232,7 +232,7 @@ def _without(
 
 
 def _channels(node: NodeProto, stored: Mapping[str, TensorProto]) -> int:
-    """Output channels of a convolution or a linear layer; 0 for other operators, or where its weight is not stored."""
+    """Output channels of a convolution or a linear layer; 0 for other operators, or if its weight is not stored."""
     proto = stored.get(node.input[1]) if len(node.input) > 1 else None
     if proto is None or len(proto.dims) < 2 or node.op_type not in ("Gemm", *_CONVOLUTIONS) or not node.output:
         return 0
@@ -248,7 +248,7 @@ def _sources(proto: TensorProto, value: Any) -> tuple[str, ...]:
 
 
 def _entry(proto: Any, key: str) -> str:
-    """One entry of the metadata of a graph, node, value or tensor; empty where there is none."""
+    """One metadata entry of a graph, node, value or tensor; empty if there is none."""
     return next((str(entry.value) for entry in getattr(proto, "metadata_props", ()) if entry.key == key), "")
 
 
@@ -256,7 +256,7 @@ def _entry(proto: Any, key: str) -> str:
 
 
 def _numbered(found: Written, graph: GraphProto, stored: Mapping[str, TensorProto]) -> None:
-    """Copies that folding made of one parameter: for several calls of one module, or transposed."""
+    """Note copies of one parameter by folding: for several calls of one module, or transposed."""
     readers = _readers(graph)
     shapes = {tuple(proto.dims)[::-1] for name, proto in stored.items() if FOLDED.fullmatch(name)}
     firsts: dict[tuple[Any, ...], str] = {}
@@ -281,7 +281,7 @@ def _numbered(found: Written, graph: GraphProto, stored: Mapping[str, TensorProt
 
 
 def _identities(graph: GraphProto, stored: Mapping[str, TensorProto]) -> Iterator[tuple[str, str]]:
-    """Outputs and inputs of what the exporter inserted for tensors that equal another one."""
+    """(output, input) of each ``Identity`` that the exporter inserted for a tensor that equals another one."""
     for node in graph.node:
         if node.op_type == "Identity" and len(node.input) == 1 and len(node.output) == 1:
             name, output = node.input[0], node.output[0]
@@ -294,7 +294,7 @@ def _identities(graph: GraphProto, stored: Mapping[str, TensorProto]) -> Iterato
 def _readers(graph: GraphProto) -> dict[str, tuple[str, str]]:
     """Operator and module of the first node that reads a numbered tensor; calls of one module have one path.
 
-    A later call of `/fc` is `/fc_1`; where there is no `/fc`, that is the name of a module.
+    A later call of `/fc` is named `/fc_1`; without a `/fc`, this is the name of a module.
     """
     found: dict[str, tuple[str, str]] = {}
     paths = {node.name.rpartition("/")[0] for node in graph.node}
@@ -308,14 +308,14 @@ def _readers(graph: GraphProto) -> dict[str, tuple[str, str]]:
 
 
 _PLACES: Final = 64
-"""Elements of a sample."""
+"""Number of elements of a sample."""
 
 
 def sample(proto: TensorProto, *, transposed: bool = False) -> bytes | None:
-    """Elements of a stored tensor as a matrix, or of its transpose, at places that depend on its shape alone.
+    """Elements of a stored tensor as a matrix, or of its transpose, at places that depend only on its shape.
 
-    Matrices of random weights with the same sample are one. None where the elements are in another file or are all the
-    same in the sample.
+    Matrices of random weights with equal samples are equal. None if the elements are in another file, or if all
+    elements of the sample are equal.
     """
     count, data = math.prod(proto.dims), proto.raw_data
     size = len(data) // count if count > 0 else 0

@@ -1,4 +1,4 @@
-"""The report of what makes a step fit: the guide step by step, the cheapest way with its settings, the front."""
+"""The report of ``steptime fit``: the guide step by step, the cheapest point with its settings, the front."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SHOWN: Final = 10
-"""Points of the front to show unless all are wanted."""
+"""Largest number of points of the front that are shown by default."""
 NOTICED: Final = 0.02
-"""Share of what a step takes on the device that a point must save over the one before to be shown."""
+"""Least fraction of the device memory of the previous point that a shown point saves."""
 
 
 def print_fit(result: FitResult, *, show_all: bool = False) -> None:
@@ -79,7 +79,7 @@ def _guide_text(one: GuideStep) -> str:
 
 
 def _titles(point: Point, keys: tuple[str, ...]) -> list[str]:
-    """Techniques in words, with what was chosen of them."""
+    """Titles of techniques, with their chosen values."""
     out = []
     for key in keys:
         title = TECHNIQUES[key].title
@@ -127,7 +127,7 @@ def _print_answer(out: Console, result: FitResult) -> None:
 
 
 def _left_out(allow: str) -> str:
-    """What stronger changes would add; empty where all are allowed.
+    """Line on techniques with stronger changes than allowed; empty if all are allowed.
 
     >>> _left_out("rounding").partition(":")[0], _left_out("training")
     ('left out, as they may change what is learned (--allow training)', '')
@@ -179,7 +179,7 @@ def _print_front(out: Console, result: FitResult, *, show_all: bool) -> None:
 
 
 def telling(front: Sequence[Point]) -> Sequence[Point]:
-    """Points of a front that take noticeably less on the device than those before, or are the first that fit."""
+    """Points of a front that need noticeably less device memory than the previous one, or are the first that fit."""
     apart = list(front[:1])
     for point in front[1:]:
         if point.device_bytes <= apart[-1].device_bytes * (1 - NOTICED) or point.fits != apart[-1].fits:

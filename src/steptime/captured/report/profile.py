@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LISTED: Final = 6
 MOST_CATEGORIES: Final = 16
-"""Most sizes of a measured snapshot that are listed; it may name its own."""
+"""Largest number of categories of a measured snapshot that are listed, since it may have its own."""
 
 
 def print_captured_memory(profile: Profile) -> None:
@@ -35,7 +35,7 @@ def print_captured_memory(profile: Profile) -> None:
 
 
 def print_measured(compared: Mapping[str, Any]) -> None:
-    """Write a measured snapshot beside the prediction: its peak, and of a CUDA device every size."""
+    """Write the comparison of a measured snapshot with the prediction: its peak, and for a CUDA device every size."""
     out = t.console()
     peak, predicted = compared["peak_bytes"], compared["predicted_bytes"]
     out.print(f"measured peak {t.memory(peak)}, predicted {t.memory(predicted)}")
@@ -52,7 +52,7 @@ def print_measured(compared: Mapping[str, Any]) -> None:
 
 
 def memory_lines(profile: Profile) -> list[str]:
-    """Peak by definition, what the device has, and the chance that it does not suffice."""
+    """Lines on the peak by definition, the capacity of the device, and the chance of running out."""
     m = profile.memory
     parts = [f"{t.memory(m['allocated'])} allocated"]
     if "device" in m:
@@ -71,7 +71,7 @@ def memory_lines(profile: Profile) -> list[str]:
 
 
 def predictor_lines(profile: Profile) -> list[str]:
-    """What a learned correction did to the times, if there is one."""
+    """Lines on the effect of a learned correction; none without one."""
     found = profile.predictor
     if found is None:
         return []
@@ -112,11 +112,11 @@ def _print_tensors(out: Console, profile: Profile) -> None:
     out.print(table)
 
 
-#: Operators that are listed by name unless all are wanted.
+#: Number of operators that are listed by default.
 SHOWN: Final = 12
 NAMED_UNKNOWN: Final = 5
 BASES: Final = 4
-#: Columns of a terminal that the numbers of a table take.
+#: Width of the number columns of a table, in characters.
 NUMBERS: Final = 52
 
 
@@ -125,9 +125,9 @@ def print_profile(table: CostTable, *, head: Sequence[str] = (), depth: int = 3,
 
     Args:
         table: costs of the program.
-        head: lines that say what was profiled, see :func:`settings_lines`.
+        head: lines on the settings, see :func:`settings_lines`.
         depth: levels of modules.
-        show_all: every module and operator, layers one by one.
+        show_all: show every module and operator, layers one by one.
     """
     out, device_s = t.console(), table.totals.device_s
     out.print(t.printable(f"{table.program.name} on {table.timer.device.title}"), style="bold")
@@ -146,7 +146,7 @@ def print_profile(table: CostTable, *, head: Sequence[str] = (), depth: int = 3,
 
 
 def settings_lines(profile: Profile) -> list[str]:
-    """What was profiled: weights, inputs, loss, optimiser, whose kernels, what was folded, what a file stores."""
+    """Lines on the settings: weights, inputs, loss, optimiser, kernels, folded blocks, stored tensors."""
     program, s = profile.program, profile.settings
     dtypes = "/".join(profile.parameter_dtypes)
     weights = f"{t.big(program.parameter_count)} parameters{' in ' if dtypes else ''}{dtypes}"
@@ -175,7 +175,7 @@ def settings_lines(profile: Profile) -> list[str]:
 
 
 def total_lines(table: CostTable) -> list[str]:
-    """Step time with its bounds, work, utilisation."""
+    """Lines on the step time with its bounds, the work, and the utilisation."""
     s = table.totals
     band = " .. ".join(t.seconds(value) for value in s.band_s)
     masked = " (a causal mask counted once)" if any(cost.work.family == "attention" for cost in table.kinds) else ""
@@ -189,7 +189,7 @@ def total_lines(table: CostTable) -> list[str]:
 
 
 def _issued(table: CostTable) -> str:
-    """The times of device and host, and what they make together."""
+    """Text on the times of device and host, and their bounds."""
     s, launches = table.totals, t.count(table.totals.launches)
     if table.timer.in_turn:
         return f"operators {t.seconds(s.device_s)}, {t.seconds(s.host_s)} to issue {launches} on the same processor"
@@ -201,7 +201,7 @@ def _issued(table: CostTable) -> str:
 
 
 def coverage_line(table: CostTable) -> str:
-    """What is known of the operators, and which are not."""
+    """Line on the coverage of the operators by formulas."""
     c = table.coverage
     line = (
         f"coverage: {t.percent(c.known_share_of_calls)} of {t.count(c.calls)} calls and "
@@ -215,7 +215,7 @@ def coverage_line(table: CostTable) -> str:
 
 
 def basis_line(table: CostTable) -> str:
-    """What the times rest on, largest share first."""
+    """Line on the basis of the times, largest share first."""
     bases = [group for group in table.by_basis() if group.seconds]
     whole = sum(group.seconds for group in bases)
     named = [f"{t.share(group.seconds, whole)} {group.name}" for group in bases[:BASES]]
@@ -224,7 +224,7 @@ def basis_line(table: CostTable) -> str:
 
 
 def folded(groups: Sequence[Group], least_s: float) -> list[Group]:
-    """A tree of modules in which members of one module that take less are one row; one such member stays."""
+    """A tree of modules in which members below `least_s` are one row; a single such member stays."""
     out: list[Group] = []
     start = 0
     while start < len(groups):
@@ -261,13 +261,13 @@ def _table(title: str, groups: list[Group], whole_s: float, room: int) -> Table:
 
 
 def _name(title: str, group: Group, room: int) -> str:
-    """Shortened, so that it does not wrap."""
+    """Name of a group, shortened so that it does not wrap."""
     before = "  " * group.depth
     return before + (short_path if title == "module" else short_operator)(group.name, room - len(before))
 
 
 def _rest(groups: tuple[Group, ...]) -> list[Group]:
-    """What is not listed, in one line; a single group is named."""
+    """Groups that are not listed as one sum; a single group keeps its name."""
     if len(groups) < 2:
         return list(groups)
     names = ("calls", "flops", "vector_flops", "moved_bytes", "launches", "seconds")
