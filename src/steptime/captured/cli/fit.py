@@ -32,7 +32,7 @@ def command(
     ],
     batch: Annotated[
         int | None,
-        number("--batch", "SAMPLES", "Samples per step; default: that of the factory, else 8.", 1, MAX_FIT_BATCH),
+        number("--batch", "SAMPLES", "Samples per step; default: the factory's, else 8.", 1, MAX_FIT_BATCH),
     ] = None,
     seq: Annotated[
         int | None, number("--seq", "TOKENS", "Tokens of a sample; default: the model's.", 1, MAX_FIT_SEQ)

@@ -62,12 +62,6 @@ def direct_call(node: Node, work: Work, working_bytes: float) -> KernelCall | No
     return KernelCall(operator=kind, shape={**sizes, "working_bytes": working_bytes} if products else sizes)
 
 
-def _turned(node: Node) -> bool:
-    """True if the left factor of a product is the transpose of the matrix in memory."""
-    left = left_factor(node)
-    return left is not None and turned(left)
-
-
 Bound = Literal["matrix", "vector", "memory", "launch", "none"]
 BOUNDS: Final[tuple[Bound, ...]] = ("matrix", "vector", "memory", "launch", "none")
 
@@ -125,11 +119,6 @@ TURNS: Final = frozenset({"t", "transpose", "permute"})
 """Views that only exchange dims."""
 MATRIX: Final = ("product", "convolution", "recurrent", "attention")
 """Families whose time models need operations."""
-
-
-def _is_empty(node: Node) -> bool:
-    """True for a node with only empty outputs, for which PyTorch launches no kernel."""
-    return bool(node.outputs) and not any(output.elements for output in node.outputs)
 
 
 _BEYOND: Final = 2.0
@@ -225,11 +214,14 @@ class Timer:
     def cost(self, node: Node, *, inplace: bool = False) -> OperatorCost:
         """Cost of a node, cached by operator, types and attributes."""
         attributes = tuple(pair for pair in node.attributes if pair[0] != "draw")
+        left = left_factor(node)
         key = (node.op, inplace, node.names, tuple(v.type for v in node.inputs), attributes, node.outputs,
-               len(set(node.inputs)), _turned(node))  # fmt: skip
+               len(set(node.inputs)), left is not None and turned(left))  # fmt: skip
         found = self._costs.get(key)
         if found is None:
-            work = NOTHING if _is_empty(node) else work_of(node, inplace=inplace)
+            # PyTorch launches no kernel for an operator with only empty outputs.
+            empty = node.outputs and not any(output.elements for output in node.outputs)
+            work = NOTHING if empty else work_of(node, inplace=inplace)
             found = self._direct(node, work) or self.time(node.op, work)
             factor = self.factors.get(kind_of(work), 1.0)
             found = self._costs[key] = found if factor == 1.0 else replace(found, seconds=found.seconds * factor)
@@ -292,7 +284,9 @@ class Timer:
         models = [fitted(machine, call, counts) for call in calls]
         known = [model for model in models if model is not None]
         if known and len(known) == len(models):
-            more = max(float(work.launches) - len(known), 0.0) if _are_streams(calls) else 0.0
+            # Curves of streams are of single kernels; all others were fitted to whole operators with their launches.
+            streams = all(call.operator == STREAM for call in calls)
+            more = max(float(work.launches) - len(known), 0.0) if streams else 0.0
             seconds = sum(float(model.seconds) for model in known) + machine.kernel_latency_s * more
             return seconds, sum(winograd_saved_flops(model) for model in known), _basis(known)
         launch_s = machine.kernel_latency_s * work.launches
@@ -333,11 +327,6 @@ def described_work(work: Work, seconds: float, machine: Machine) -> tuple[str, t
         memory_Bps=machine.memory_Bps,
     )
     return time_model(work), numbers
-
-
-def _are_streams(calls: tuple[KernelCall, ...]) -> bool:
-    """True if the curves are of single kernels; all others were fitted to whole operators with their launches."""
-    return all(call.operator == STREAM for call in calls)
 
 
 def _basis(models: list[Timed]) -> Basis:

@@ -8,7 +8,7 @@ Shoeybi et al., arXiv 1909.08053.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, gcd
 from typing import Final
@@ -315,7 +315,7 @@ def weights_of(
     if sections.blocks is not None:
         read += [_first_reads(sections, each) for each in (sections.head, sections.tail)]
     groups: dict[tuple[int, bool], list[Parameter]] = {}
-    for parameter in _once(program.parameters):
+    for parameter in {each.storage: each for each in program.parameters}.values():
         place = _place(sections, parameter, part, read)
         if place is not None:
             groups.setdefault((read[0].get(parameter.storage, calls[0]), place), []).append(parameter)
@@ -329,10 +329,6 @@ def weights_of(
             earlier.frozen.plus(found.frozen), False,
         )  # fmt: skip
     return out
-
-
-def _once(parameters: Iterable[Parameter]) -> list[Parameter]:
-    return list({parameter.storage: parameter for parameter in parameters}.values())
 
 
 def _first_reads(sections: Sections, calls: Sequence[int]) -> dict[int, int]:

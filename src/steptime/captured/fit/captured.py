@@ -63,7 +63,8 @@ def arrangements(
     seen = {text(grouped(count, size)) for size in (1, *_sizes(count))} | {text(plain(count)), text(every(count, 2))}
     for tree in _optimal(layout) if layout is not None else ():
         if text(tree) not in seen:
-            name = f"optimal, {_again(tree)} of {count} blocks again"
+            again = sum(1 for item in tree if not isinstance(item, int) for _ in leaves((item,)))
+            name = f"optimal, {again} of {count} blocks again"
             yield _named("optimal", f"{name}: {text(tree)}", tree=text(tree)), Arranged(tree, "all")
 
 
@@ -75,11 +76,6 @@ def _sizes(count: int) -> tuple[int, ...]:
     """Sizes of groups around the square root of the number of blocks."""
     root = max(round(count**0.5), 2)
     return tuple(sorted({size for size in (root // 2, root, 2 * root) if 1 < size < count}))
-
-
-def _again(tree: Tree) -> int:
-    """Number of blocks that run again."""
-    return sum(1 for item in tree if not isinstance(item, int) for _ in leaves((item,)))
 
 
 def _optimal(layout: Layout) -> Iterable[Tree]:

@@ -215,7 +215,7 @@ class Lists:
             fresh = [s for s in call.writes if self._program.storages[s].born == group]
             if not fresh:
                 continue
-            aligned = next((names for names in _groups(call) if len(names) == len(call.writes)), None)
+            aligned = next((names for _, names in _named_groups(call) if len(names) == len(call.writes)), None)
             if aligned is None:
                 if len(fresh) > 1:
                     raise Unlike
@@ -286,10 +286,6 @@ def _named_groups(call: Call) -> list[tuple[str, tuple[int, ...]]]:
     for name, storage in zip(call.node.names, call.reads, strict=True):
         groups.setdefault(name, []).append(storage)
     return [(name, tuple(members)) for name, members in groups.items()]
-
-
-def _groups(call: Call) -> list[tuple[int, ...]]:
-    return [members for _, members in _named_groups(call)]
 
 
 def unroll(program: Program, run: Run) -> Program | None:

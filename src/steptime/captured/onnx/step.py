@@ -114,9 +114,10 @@ def read_onnx(path: Path | str, *, dims: Mapping[str, int] | None = None, traini
             if training:
                 _backward(str(path), reader, outputs)
         producer = f"{model.producer_name} {model.producer_version}".strip()
+        batch = next((node.outputs[0].shape[0] for node in graph.sources("input") if node.outputs[0].rank), None)
         program = Program(
             name=path.stem, calls=tuple(recorder.calls), storages=recorder.storages(),
-            parameters=tuple(_parameters(reader, training=training)), batch=_batch(graph),
+            parameters=tuple(_parameters(reader, training=training)), batch=batch,
             source=f"ONNX file {path.name}" + (f", exported by {producer}" if producer else ""),
             assumed=tuple(recorder.fakes.values.assumed),
         )  # fmt: skip
@@ -161,11 +162,6 @@ def _parameters(reader: Reader, *, training: bool) -> list[Parameter]:
         )
         for name, (weight, number) in reader.parameters.items()
     ]  # fmt: skip
-
-
-def _batch(graph: Graph) -> int | None:
-    """First dim of the first input that has dims."""
-    return next((node.outputs[0].shape[0] for node in graph.sources("input") if node.outputs[0].rank), None)
 
 
 def _total(types: Sequence[TensorType]) -> Stored:

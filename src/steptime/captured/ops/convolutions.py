@@ -110,9 +110,11 @@ def _convolution_backward_kernels(node: Node, s: Shape) -> tuple[KernelCall, ...
 def _convolution_dims(node: Node) -> OperatorDims:
     """Dims: images, channels (or groups of channels), and spatial dims, whose edges neighbours exchange."""
     backward = "grad_output" in node.names
-    names = {"grad_output": _result_labels(node), "weight": _weight_labels(node), "bias": ("out",)}
+    grouped, space = _grouped_channels(node), _spatial(node)
+    result = ("images", "groups" if grouped else "out", *space)
+    names: dict[str, Labels] = {"grad_output": result, "weight": _weight_labels(node), "bias": ("out",)}
     x = next(name for name in ("input", "self") if name in node.names)
-    names[x] = _image_labels(node)
+    names[x] = ("images", "groups" if grouped else "in", *space)
     to: list[Labels] = [names["grad_output"]]
     if backward:
         mask = integers(node, "output_mask") or (1, 1, 0)
@@ -131,14 +133,6 @@ def _grouped_channels(node: Node) -> bool:
 def _spatial(node: Node) -> tuple[str, ...]:
     rank = node.inputs_of("weight")[0].type.rank - 2
     return tuple(f"space{dim}" for dim in range(rank))
-
-
-def _image_labels(node: Node) -> Labels:
-    return ("images", "groups" if _grouped_channels(node) else "in", *_spatial(node))
-
-
-def _result_labels(node: Node) -> Labels:
-    return ("images", "groups" if _grouped_channels(node) else "out", *_spatial(node))
 
 
 def _weight_labels(node: Node) -> Labels:

@@ -39,14 +39,10 @@ from steptime.captured.ops.views import (
     reshape,
     strided,
 )
-from steptime.captured.ops.work import STREAMED, OperatorWork, Shape, input_type, integer, integers, moved, stored_bytes
+from steptime.captured.ops.work import STREAMED, OperatorWork, input_type, integer, integers, moved, stored_bytes
 from steptime.cost.memory_bound import gather_bytes, scatter_bytes, zero_and_add_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
-
-
-def _written(s: Shape) -> Num:
-    return s["written_bytes"]
 
 
 def _index_bytes(node: Node, *names: str) -> int:
@@ -257,7 +253,7 @@ def _range(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
 
 _COPY = OperatorWork(moved_bytes=STREAMED, kernels=moved)
 _COPY_OVER = OperatorWork(sizes=_source, moved_bytes=STREAMED, kernels=moved)
-_FILL = OperatorWork(moved_bytes=_written, kernels=moved)
+_FILL = OperatorWork(moved_bytes=lambda s: s["written_bytes"], kernels=moved)
 _CHOOSE = OperatorWork(sizes=_chosen, moved_bytes=Formula(gather_bytes), kernels=moved)
 _PART = OperatorWork(sizes=_part, moved_bytes=Formula(zero_and_add_bytes), launches=lambda s: 2.0, kernels=moved)
 

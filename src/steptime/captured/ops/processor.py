@@ -61,12 +61,9 @@ def _light(node: Node, work: Work, *, alone: bool) -> tuple[str, Sizes]:
 
 def power(node: Node, work: Work) -> tuple[str, Sizes]:
     """A power; easy exponents are timed as a light map."""
-    return light(node, work) if _exponent(node) in EASY_POWERS else ("cpu_power", looped_sizes(node, work, 0.0))
-
-
-def _exponent(node: Node) -> float | None:
-    given = node.attribute("exponent")
-    return float(given) if isinstance(given, (int, float)) else None
+    exponent = node.attribute("exponent")
+    easy = isinstance(exponent, (int, float)) and exponent in EASY_POWERS
+    return light(node, work) if easy else ("cpu_power", looped_sizes(node, work, 0.0))
 
 
 def operands(node: Node, *, alone: bool) -> tuple[str, float]:

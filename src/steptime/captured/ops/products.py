@@ -26,7 +26,7 @@ from steptime.captured.ops.operator import Dims, Layouts, Operator, Pieces
 from steptime.captured.ops.pieces import Types
 from steptime.captured.ops.placement import P, Placement, R, shard
 from steptime.captured.ops.views import turned
-from steptime.captured.ops.work import OperatorWork, Shape, as_operator, input_type, integer
+from steptime.captured.ops.work import OperatorWork, as_operator, input_type, integer
 from steptime.cost.attention import (
     attention_backward_pair_flops,
     attention_pair_flops,
@@ -253,18 +253,14 @@ def _attention_sizes(
 ) -> dict[str, Num]:
     causal = integer(node, "is_causal", int(integer(node, "custom_mask_type", 0) in CAUSAL_TYPES))
     (queries, keys), rows = length, batch * heads[0] * length[0]
+    dropout = isinstance(share := node.attribute("dropout_p", 0.0), (int, float)) and share > 0
     seen = batch * heads[0] * _unmasked(queries, keys) if causal else rows * keys
     return {
         "batch": batch, "heads": heads[0], "kv_heads": heads[1], "queries": queries, "seen_keys": keys,
         "causal": float(causal), "window": 0.0, "pairs": seen, "rows": rows,
         "keys": batch * heads[0] * keys, "kv_rows": batch * heads[1] * keys, "kv_rows_read": batch * heads[1] * keys,
-        "head_dim": width[0], "qk_dim": width[0], "v_dim": width[1], "dropout": float(_dropout(node) > 0),
+        "head_dim": width[0], "qk_dim": width[0], "v_dim": width[1], "dropout": float(dropout),
     }  # fmt: skip
-
-
-def _dropout(node: Node) -> float:
-    given = node.attribute("dropout_p", 0.0)
-    return float(given) if isinstance(given, (int, float)) else 0.0
 
 
 def _unmasked(queries: int, keys: int) -> Num:
@@ -275,10 +271,6 @@ def _unmasked(queries: int, keys: int) -> Num:
 
 
 _PAIR_FLOPS, _PAIR_FLOPS_BACKWARD = Formula(attention_pair_flops), Formula(attention_backward_pair_flops)
-
-
-def _scores(s: Shape) -> Num:
-    return scores_flops(s["pairs"], s["qk_dim"], 1)
 
 
 def _attention_forward(sequence: int) -> OperatorWork:
@@ -295,7 +287,7 @@ def _attention_backward(sequence: int) -> OperatorWork:
     return OperatorWork(
         sizes=lambda node: _attention_geometry(node, sequence),
         matrix_flops=lambda s: s["pairs"] * _PAIR_FLOPS_BACKWARD(s),
-        repeated_flops=_scores,
+        repeated_flops=lambda s: scores_flops(s["pairs"], s["qk_dim"], 1),
         vector_flops=Formula(fused_attention_backward_vector_flops),
         moved_bytes=Formula(fused_attention_backward_bytes),
         launches=lambda s: 2.0,

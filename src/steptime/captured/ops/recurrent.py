@@ -54,16 +54,8 @@ def _weights_each_step(s: Shape) -> Num:
     return s["read_bytes"] + s["written_bytes"] + (s["steps"] - 1) * matrix
 
 
-def _recurrent_kernel(node: Node, s: Shape) -> tuple[KernelCall, ...]:
-    """The kernel of a forward pass; curves were measured on layers of equal width, with both products of a step."""
-    return (KernelCall(operator="rnn_fwd", shape=_curve(s)),)
-
-
-def _recurrent_backward_kernels(node: Node, s: Shape) -> tuple[KernelCall, ...]:
-    return tuple(KernelCall(operator=f"rnn_bwd_{what}", shape=_curve(s)) for what in ("data", "weight"))
-
-
 def _curve(s: Shape) -> Shape:
+    """Sizes for a curve; curves were measured on layers of equal width, with both products of a step."""
     products = (s["width"] + s["hidden"]) / s["hidden"]
     steps = s["steps"] * s["layers"] * s["ways"]
     return {**{n: s[n] for n in ("batch", "hidden", "gates", "element_bytes")}, "steps": steps, "products": products}
@@ -113,12 +105,13 @@ def _cell_dims(node: Node) -> OperatorDims:
 _FORWARD = OperatorWork(
     sizes=_layer, matrix_flops=lambda s: _all_layers(_FLOPS, s), vector_flops=lambda s: _all_layers(_GATES, s),
     moved_bytes=_weights_each_step, launches=lambda s: 2 * s["steps"] * s["layers"] * s["ways"],
-    kernels=_recurrent_kernel,
+    kernels=lambda _, s: (KernelCall(operator="rnn_fwd", shape=_curve(s)),),
 )  # fmt: skip
 _BACKWARD = OperatorWork(
     sizes=_layer, matrix_flops=lambda s: _all_layers(_BACKWARD_FLOPS, s),
     vector_flops=lambda s: 2 * _all_layers(_GATES, s), moved_bytes=lambda s: 2 * _weights_each_step(s),
-    launches=lambda s: 3 * s["steps"] * s["layers"] * s["ways"], kernels=_recurrent_backward_kernels,
+    launches=lambda s: 3 * s["steps"] * s["layers"] * s["ways"],
+    kernels=lambda _, s: tuple(KernelCall(operator=f"rnn_bwd_{of}", shape=_curve(s)) for of in ("data", "weight")),
 )  # fmt: skip
 _CELL = OperatorWork(
     sizes=lambda _: {"operations": CELL_OPERATIONS}, vector_flops=Formula(pointwise_flops), kernels=moved

@@ -21,12 +21,13 @@ def _dims(node: Node) -> tuple[int, ...]:
 
 
 def _sizes(node: Node) -> dict[str, Num]:
-    """Elements of the larger side, points of one transform, and 1 if one side is real."""
+    """Elements of the larger side, points of one transform, 1 if one side is real, passes over memory (one per dim)."""
     types = [node.inputs[0].type, *node.outputs]
     largest = max(types, key=lambda type: type.elements)
     real = not all(type.dtype.startswith("complex") for type in types)
     points = math.prod(largest.shape[dim] for dim in _dims(node))
-    return {"elements": largest.elements, "points": points, "real": float(real)}
+    passes = float(max(len(_dims(node)), 1))
+    return {"elements": largest.elements, "points": points, "real": float(real), "dims": passes}
 
 
 def _transformed(node: Node) -> OperatorDims:
@@ -37,17 +38,12 @@ def _transformed(node: Node) -> OperatorDims:
     return OperatorDims(dims=labelled(node, [names], [names]), terms=terms_of(node, ("self",)))
 
 
-def _passes(node: Node) -> float:
-    """Passes over memory: dims are transformed one after another, each pass reads and writes everything."""
-    return float(max(len(_dims(node)), 1))
-
-
 TRANSFORMS: Final = (
     Operator(
         names="_fft_r2c _fft_c2c _fft_c2r",
         family="move",
         work=OperatorWork(
-            sizes=lambda node: {**_sizes(node), "dims": _passes(node)},
+            sizes=_sizes,
             vector_flops=Formula(transform_flops),
             moved_bytes=lambda s: s["dims"] * STREAMED(s),
             launches=lambda s: s["dims"],

@@ -213,11 +213,13 @@ def _recorded(
 def recorded(
     recorder: Recorder, name: str, module: torch.nn.Module, parameters: tuple[Parameter, ...], arguments: Any
 ) -> Program:
-    """Program of the calls and storages of a recorder."""
+    """Program of the calls and storages of a recorder; its batch is the first dim of the first input tensor."""
+    tensors = (t for t in parts.pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.dim())
+    batch = next((int(tensor.shape[0]) for tensor in tensors), None)
     return Program(
         name=name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
         modules={path: type(child).__name__ for path, child in module.named_modules()},
-        source=f"PyTorch {torch.__version__.split('+')[0]}, fake tensors", batch=_batch(arguments),
+        source=f"PyTorch {torch.__version__.split('+')[0]}, fake tensors", batch=batch,
         assumed=tuple(recorder.fakes.values.assumed),
     )  # fmt: skip
 
@@ -304,9 +306,3 @@ def _name_gradients(recorder: Recorder, module: torch.nn.Module, optimizer: Any)
             for state in optimizer.state.pop(weight, {}).values():
                 if isinstance(state, torch.Tensor):
                     recorder.never_made(state)
-
-
-def _batch(arguments: Any) -> int | None:
-    """First dim of the first input tensor."""
-    tensors = [t for t in parts.pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.dim()]
-    return int(tensors[0].shape[0]) if tensors else None

@@ -88,7 +88,8 @@ def jvp(
             given = parts.pytree.tree_unflatten([primals.get(f"input.{n}", one) for n, one in enumerate(leaves)], shape)
             args, words = ((), given) if isinstance(given, dict) else (given, {})
             weights = {n: one for n, one in primals.items() if not n.startswith("input.")}
-            return _floats(torch.func.functional_call(plain, weights, args, words))
+            output = parts.pytree.tree_leaves(torch.func.functional_call(plain, weights, args, words))
+            return [one for one in output if isinstance(one, torch.Tensor) and one.is_floating_point()]
 
         # Fused attention has no forward derivative; the first product makes PyTorch compile some of its own functions.
         with warnings.catch_warnings(), paths.watching(), recorder, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -117,8 +118,3 @@ def _moving(module: torch.nn.Module, leaves: Sequence[Any], of: str | Sequence[s
     if not found:
         raise FieldError("jvp", "of", f"is {of!r}, on which no output depends")
     return found
-
-
-def _floats(output: Any) -> list[torch.Tensor]:
-    found = [one for one in parts.pytree.tree_leaves(output) if isinstance(one, torch.Tensor)]
-    return [one for one in found if one.is_floating_point()]
