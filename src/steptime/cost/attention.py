@@ -191,7 +191,7 @@ def fused_attention_backward_bytes(
 
 
 def fits_matrix_units(head_dim: Num, element_bytes: float) -> bool:
-    r"""Whether the rows of one head begin at multiples of 16 bytes, as loads of the matrix units want them.
+    r"""True if the rows of one head begin at multiples of 16 bytes, as loads of the matrix units need.
 
     $$q E \bmod 16 = 0$$
 

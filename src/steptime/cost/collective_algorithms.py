@@ -43,7 +43,7 @@ Three = tuple[float, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """How a communication library drives one machine; triples stand for `PROTOCOLS`."""
+    """Coefficients of a communication library on one machine; triples are by protocol, as in `PROTOCOLS`."""
 
     domain: int
     """Devices in one inner domain."""
@@ -61,7 +61,7 @@ class Fabric:
     long_direct_hop_s: float = 0.0
     """One partner more in an exchange of more pairs than that."""
     Bps: Three
-    """What one rank sends in a ring inside a domain."""
+    """Bandwidth of one rank in a ring inside a domain."""
     links_by_group: tuple[float, ...] = ()
     """Share of a rank's links that a group of 2, 3, ... ranks of a domain can use: with links wired pair by pair and
     no switch, a small group cannot use those to the others. Empty: a switch, all of them always."""
@@ -72,12 +72,12 @@ class Fabric:
     ramp_bytes: float = 1.0
     """Bytes per rank at which half of `ramp_s` is lost."""
     overlap: float = 1.0
-    """How much of the latency of the hops a long pipelined transfer overlaps (protocol Simple): 1 nothing; 2 as the
-    hypotenuse of latency and transfer; infinity all."""
+    """Overlap of the latency of hops in a long pipelined transfer (protocol Simple): 1 none; 2 the hypotenuse of
+    latency and transfer; infinity all."""
     byte_reduction: float = 1.0
     """Time of reducing 8-bit numbers over time of reducing 16- and 32-bit ones."""
     direct_start_s: Three = (0.0, 0.0, 0.0)
-    """What a message, or an exchange of all pairs, costs on top of `start_s`."""
+    """Time of a message, or of an exchange of all pairs, on top of `start_s`."""
     direct_hop_s: Three = (0.0, 0.0, 0.0)
     """One partner in an exchange of all pairs."""
     direct_share: Three = (1.0, 1.0, 1.0)
@@ -85,7 +85,7 @@ class Fabric:
     direct_own_steps: float = 0.0
     """`own_steps` of an exchange of all pairs."""
     direct_pair_Bps: Three = (0.0, 0.0, 0.0)
-    """What one pair of ranks exchanges at most, because short messages use few channels; 0: all channels."""
+    """Largest bandwidth of one pair of ranks, because short messages use few channels; 0: all channels."""
     wrap_start_s: float = 0.0
     """Host calls and copies that a framework adds to a gather, a scatter or an exchange, but not to an all-reduce."""
     wrap_hop_s: float = 0.0
@@ -93,31 +93,31 @@ class Fabric:
     wrap_Bps: float = 0.0
     """Rate at which such copies pass over the tensor; 0: there are none."""
     near_message_s: float = 0.0
-    """What a message, or an exchange of all pairs, takes longer inside a domain than the rest says."""
+    """Additional time of a message, or of an exchange of all pairs, inside a domain."""
     far_message_s: float = 0.0
     """The same of one between domains."""
     switch_start_s: float = 0.0
     """Launch of an all-reduce in the switch."""
     switch_Bps: float = 0.0
-    """What one rank sends to a switch that reduces; 0: the switches do not reduce."""
+    """Bandwidth of one rank to a switch that reduces; 0: the switches do not reduce."""
     outer_start_s: Three = (0.0, 0.0, 0.0)
-    """What a group that spans several domains costs on top of `start_s`."""
+    """Time of a group that spans several domains on top of `start_s`."""
     outer_hop_s: Three = (0.0, 0.0, 0.0)
     outer_Bps: Three = (0.0, 0.0, 0.0)
-    """What one NIC sends, one direction; 0: no way out of the domain."""
+    """Bandwidth of one NIC in one direction; 0: no way out of the domain."""
     outer_overlap: float = 0.0
     """`overlap` of a group that spans several domains; 0: as inside one."""
     single_share: float = 1.0
     """Bandwidth of a NIC that sends and receives for one rank alone, over that of one that does either."""
     trees: bool = True
-    """Whether the library builds trees between the domains (between nodes; not between pairs of one node)."""
+    """True if the library builds trees between the domains (between nodes; not between pairs of one node)."""
     tree_hop_s: Three = (0.0, 0.0, 0.0)
     """One level of a tree between domains, one way."""
     tree_share: float = 1.0
     """Bandwidth of trees over that of rings."""
     short_chains: bool = False
-    """Whether a tree's chain through a domain is no longer than pays
-    (:func:`steptime.cost.collective_schedules.short_chains`), or goes through all of its ranks."""
+    """True if a tree's chain through a domain has the best length
+    (:func:`steptime.cost.collective_schedules.short_chains`); False: it goes through all ranks of the domain."""
 
     @cached_property
     def _hash(self) -> int:
@@ -527,9 +527,9 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, lo
 
 
 def _outer_Bps(p: int, share: float, fabric: Fabric) -> float:
-    """What one NIC sends under one protocol, ``share`` of it against a ring: no more than under any in long transfers.
+    """Bandwidth of one NIC under a protocol, times ``share`` against a ring; at most that of any in long transfers.
 
-    A share that was fitted inside a domain may ask for more than the links between domains have.
+    A share that was fitted inside a domain may exceed what the links between domains have.
     """
     most_Bps = max(fabric.outer_Bps) * max(fabric.direct_share[SIMPLE], 1.0)
     return min(fabric.outer_Bps[p] * share, most_Bps) or NO_LINK_Bps
@@ -550,7 +550,7 @@ def _hops(name: str, p: int, spans: Num, ranks: Num, fabric: Fabric) -> tuple[Nu
 
 
 def _overlap(spans: Num, fabric: Fabric) -> Num:
-    """How much of the latency a long transfer overlaps, in a group inside one domain or over several."""
+    """Overlap of latency in a long transfer, for a group inside one domain or over several."""
     return where(spans > 0, fabric.outer_overlap, fabric.overlap) if fabric.outer_overlap else fabric.overlap
 
 

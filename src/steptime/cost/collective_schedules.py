@@ -28,7 +28,7 @@ class Path(NamedTuple):
     outer_bytes: Num
     """Bytes that leave a domain."""
     serial: bool = False
-    """Whether the two levels work one after the other (hierarchical) and not at the same time (ring, tree)."""
+    """True if the two levels work one after the other (hierarchical) and not at the same time (ring, tree)."""
 
 
 def log2_ceil(n: Num) -> Num:

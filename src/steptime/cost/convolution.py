@@ -183,7 +183,7 @@ LIBRARY_ELEMENTS = 20480
 
 
 def blocked_by_library(images: Num, elements: Num, kernel: Num, groups: Num, plain: Num) -> Num:
-    r"""Whether PyTorch on one thread of a CPU gives a convolution of fp32 to oneDNN (1), or unfolds it (0).
+    r"""1 if PyTorch on one thread of a CPU gives a convolution of fp32 to oneDNN, 0 if it unfolds it.
 
     $$(k \ne 1 \lor n \ge 16 \lor \lnot p) \land (g > 1 \lor k > 3 \lor n > 1 \lor e > 20480)$$
 

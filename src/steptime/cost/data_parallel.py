@@ -18,9 +18,9 @@ def free_links_s(pass_s: Num, busy_s: Num) -> Num:
 
     $$t_l = \max(t - t_x,\ 0)$$
 
-    where $t$ = `pass_s` is the pass of one layer and $t_x$ = `busy_s` the time that its own transfers, hidden or not,
-    keep those links busy: those inside a fast domain, or those that leave it. Transfers that share links take as long
-    together as one after the other.
+    where $t$ = `pass_s` is the pass of one layer and $t_x$ = `busy_s` the time for which its own transfers, overlapped
+    or not, keep these links busy: the links inside a fast domain, or those that leave it. Transfers that share links
+    take as long together as one after the other.
 
     Source: conservation of what a link carries.
 

@@ -269,26 +269,26 @@ HEADER_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """How such a kernel runs on one machine, one direction (dispatch, or combine)."""
+    """Coefficients of an exchange kernel on one machine in one direction (dispatch, or combine)."""
 
     start_s: float
     """Launch, and one round of flags."""
     expert_s: float
     """One expert more: its counter and flag."""
     Bps: float
-    """What a rank sends inside its domain."""
+    """Bandwidth of a rank inside its domain."""
     message_s: float
     """One message of one multiprocessor, whatever its size."""
     message_Bps: float
-    """What one multiprocessor moves."""
+    """Bandwidth of one multiprocessor."""
     blend: float = 2.0
-    """How link and multiprocessors overlap: 1 one after the other, infinity the slower one alone."""
+    """Overlap of link and multiprocessors: 1 one after the other, infinity only the slower one counts."""
     outer_start_s: float = 0.0
     """More of a start where ranks of other domains take part."""
     peer_s: float = 0.0
     """One domain more."""
     outer_Bps: float = 1e9
-    """What a rank sends through its NIC."""
+    """Bandwidth of a rank through its NIC."""
 
 
 def exchange_of(coefficients: Mapping[str, object], way: str) -> Exchange:

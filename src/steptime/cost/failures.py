@@ -1,4 +1,4 @@
-r"""What failures cost a training run: rates of a job, checkpoints, the best interval between them, spares, stragglers.
+r"""Cost of failures of a training run: rates of a job, checkpoints, the best interval between them, spares, stragglers.
 
 Failures are exponential: a job of units with rates $\lambda_i$ fails at $\lambda = \sum_i n_i \lambda_i = 1/M$. A run
 works for an interval $\tau$, then stalls for $\delta$ while it saves. What is saved is safe $L$ later (a lag, while an
@@ -221,7 +221,7 @@ def slowest_of(ranks: Num, spread: Num) -> Num:
 
 
 def lost_work_s(wall_s: Num, work_s: Num, stalls_s: Num, restarts_s: Num) -> Num:
-    r"""What failures undo of the work and the stalls of a run: what remains of its time, not below zero (s).
+    r"""Time of a run lost to failures, which undo work and stalls: the remainder of its time, not below zero (s).
 
     $$t = [T - W - S - R]_+$$
 

@@ -396,7 +396,7 @@ class _Tile(NamedTuple):
     is_odd: Any
     is_large: Any
     is_batched: Any
-    """Whether libraries that do not choose among tiles for batched products take it."""
+    """True for a tile that libraries use for batched products even if they do not choose among tiles for them."""
     step_s: Num
 
 

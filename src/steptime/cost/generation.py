@@ -6,7 +6,7 @@ from steptime.num import Num, maximum
 
 
 def cache_bytes_per_token(layers: Num, kv_width: Num, element_bytes: Num) -> Num:
-    r"""What a token leaves in the cache of keys and values: $c = L\,w\,E$.
+    r"""Bytes of a token in the cache of keys and values: $c = L\,w\,E$.
 
     $L$ = `layers`, $w$ = `kv_width` elements of a token in a layer (two of all heads of keys and values, or the
     compressed ones of latent attention), $E$ = `element_bytes`.

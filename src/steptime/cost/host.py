@@ -112,7 +112,7 @@ NODE = 8
 
 
 def growth_s(work_s: Num, devices: Num, growth: Num) -> Num:
-    r"""What a step takes longer on many devices: the slowest of them, and links that others use too.
+    r"""Additional time of a step on many devices: the slowest of them, and links shared with others.
 
     $$t = T\, g \log_2 \max(n / 8, 1)$$
 
@@ -151,12 +151,12 @@ def host_copy_s(kept_bytes: Num, host_Bps: Num) -> Num:
 
 
 def _waited_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
-    """What a copy takes beyond the pass that it overlaps with."""
+    """Time of a copy beyond the pass with which it overlaps."""
     return maximum(copy_s - hides * pass_s, 0.0)
 
 
 def lasting_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
-    r"""How long a layer's pass lasts with its copy to the host or back.
+    r"""Duration of a layer's pass with its copy to the host or back.
 
     $$t = t_p + \max(t_c - h\,t_p,\ 0)$$
 

@@ -55,7 +55,7 @@ def matmul_backward_flops(m: Num, n: Num, k: Num, accumulate: Num) -> Num:
 
 
 def off_boundary(m: Num, n: Num, k: Num, turned: Num, element_bytes: Num, boundary_bytes: Num) -> Num:
-    r"""Whether rows of an operand or of the result of a product begin off a boundary of memory: 1.0, else 0.0.
+    r"""1.0 if rows of an operand or of the result of a product begin off a boundary of memory, else 0.0.
 
     $$q E \bmod B \ne 0 \quad\text{for}\quad q = n \ \text{or}\ q = (m \text{ if } u \text{ else } k)$$
 

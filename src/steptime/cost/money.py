@@ -8,7 +8,7 @@ from steptime.num import Num
 
 
 def run_cost(devices: Num, device_hour: Num, wall_s: Num, energy_J: Num, kWh: Num) -> Num:
-    r"""What a run costs: devices by the hour, and electricity where it is paid for separately.
+    r"""Price of a run: devices by the hour, and electricity if it is paid for separately.
 
     $$c = n\, p\, \frac{t}{3600} + q\, \frac{E}{3.6 \cdot 10^6}$$
 

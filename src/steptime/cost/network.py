@@ -1,4 +1,4 @@
-r"""What a group of ranks gets of a network that is not the same everywhere: tiers, shared uplinks, tori, clouds.
+r"""Slowdown of a group of ranks in a network with unequal links: tiers, shared uplinks, tori, clouds.
 
 A network is tiers of blocks: nodes under a leaf switch, leaf switches under a spine. A group has $o$ members in
 different nodes, of which $m$ lie together in one block; so it has $o / m$ blocks. $\sigma$ is the oversubscription of
@@ -79,7 +79,7 @@ def scattered_members(block: Num, pool: Num) -> Num:
 
 
 def dragonfly_ring_factor(groups: Num) -> Num:
-    r"""How much more global bandwidth a ring takes on a dragonfly of $g$ = `groups` than traffic to all groups.
+    r"""Global bandwidth that a ring takes on a dragonfly of $g$ = `groups` over that of traffic to all groups.
 
     $$f = \min(g - 1,\ 2)$$
 
@@ -144,7 +144,7 @@ def torus_exchange_s_per_byte(members: Num, stride: Num, wraps: Num) -> Num:
 
 
 def fair_share_wait_s(background_s: Num, exposed_s: Num) -> Num:
-    r"""How much longer transfers take that share a link with traffic in the background.
+    r"""Delay of transfers that share a link with traffic in the background.
 
     $$t = \min(T_b,\ T_e)$$
 

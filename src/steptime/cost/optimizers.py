@@ -7,7 +7,7 @@ from typing import Final
 from steptime.num import Num, ceil_div, maximum, minimum, where
 
 NEWTON_SCHULZ_STEPS: Final = 5
-"""Of Muon; arXiv 2502.16982, algorithm 1."""
+"""Steps of Muon's iteration; arXiv 2502.16982, algorithm 1."""
 BLOCK: Final = 1024
 """Rows and columns of a block of Shampoo at most; arXiv 2309.06497, section 3."""
 ROOT_EVERY: Final = 50
@@ -40,7 +40,7 @@ def newton_schulz_flops(rows: Num, columns: Num) -> Num:
 
 
 def _blocks(side: Num) -> tuple[Num, Num]:
-    """How many blocks a side is cut into, and their mean length."""
+    """Number of blocks into which a side is cut, and their mean length."""
     count = ceil_div(side, BLOCK)
     return count, side / count
 

@@ -26,7 +26,7 @@ def mean_stage_link_s(stages: Num, inside: Num, fast_s: Num, slow_s: Num) -> Num
 
 
 def waited_messages(stages: Num, micro_batches: Num, virtual_stages: Num, hides: Num) -> Num:
-    r"""Messages between stages that a step waits for, beside those that fill and drain the pipeline.
+    r"""Messages between stages that a step waits for, without those that fill and drain the pipeline.
 
     $$n = 2\,m\,v \qquad
       n_h = \min\Big(n,\ 2\big[\tfrac{p-1}{p}\,m - 1\big]_+\Big|_{v=1},\ 2\,p\,(v-1)\Big|_{v>1}\Big)$$

@@ -12,7 +12,7 @@ from __future__ import annotations
 from steptime.num import Num
 
 STATE_BYTES = 4.0
-"""Of an element of a state."""
+"""Bytes of an element of a state."""
 
 
 def ssd_flops(tokens: Num, heads: Num, head_dim: Num, state: Num, groups: Num, chunk: Num) -> Num:

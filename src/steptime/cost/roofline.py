@@ -60,7 +60,7 @@ def roofline_exposed_memory_s(moved_bytes: Num, memory_Bps: Num, compute_s: Num)
 
 
 def held_to_peak_s(timed_s: Num, peak_s: Num) -> Num:
-    r"""What some products take longer than a model says that would have them beat the peak.
+    r"""Time to add to products whose modelled time would beat the peak.
 
     $$t = \max(T_0 - T,\ 0)$$
 

@@ -377,7 +377,9 @@ def timed(
     ``work``: ``matrix_flops``, ``vector_flops`` and ``moved_bytes`` of the row.
     """
     if operator in NAMED and operator in models:
-        return _named(models[_model_name(models, operator, shape)], shape)
+        # single-channel convolutions without a curve of their own
+        single = DEPTHWISE in models and operator in CONVOLVED and bool(np.any(shape["channelwise"]))
+        return _named(models[DEPTHWISE if single else operator], shape)
     measured = models.get(measured_name(operator, backward))
     if measured is not None:
         return Timed(model=measured, shapes=(work_of(measured.curve, {**shape, **work}),))
@@ -389,12 +391,6 @@ def timed(
 def called_once(operator: str, *, on_host: bool) -> bool:
     """True if one call loops over the steps of a kernel, as on a processor; a GPU launches some at every step."""
     return on_host and operator in RECURRENT
-
-
-def _model_name(models: Models, operator: str, shape: Mapping[str, Num]) -> str:
-    """Name of the model of a kernel; single-channel convolutions without a curve of their own use :data:`DEPTHWISE`."""
-    single = DEPTHWISE in models and operator in CONVOLVED and bool(np.any(shape["channelwise"]))
-    return DEPTHWISE if single else operator
 
 
 def _named(model: KernelModel, shape: Mapping[str, Num]) -> Timed | None:

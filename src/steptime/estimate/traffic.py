@@ -229,11 +229,6 @@ def _group(planned: PlannedJob, axes: tuple[str, ...]) -> Group:
     return Group(ranks * held, inside * where(planned.copies_near, held, 1), reach)
 
 
-def _sharing(plans: Plans, group: Group) -> Group:
-    """The ranks over which parameters are sharded: a whole group, or one replica of the shards."""
-    return _shards(plans, group)[0] if plans.has_shards else group
-
-
 def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
     """One group of shards, and the group of replicas of one shard."""
     ranks, inside, reach = group
@@ -355,6 +350,7 @@ def momentum_of(planned: PlannedJob) -> list[Sent]:
     sent = []
     for pool, axes in pools:
         if planned.sizes.has(pool):
-            group = _sharing(plans, _group(planned, axes))
+            whole = _group(planned, axes)
+            group = _shards(plans, whole)[0] if plans.has_shards else whole
             sent.append(Sent("all_gather", MOMENTUM_BYTES * on_stage(planned, pool, stage), group, times=shares))
     return sent

@@ -423,16 +423,11 @@ def _levels(chain: list[Document]) -> list[Level]:
                 below = _link(table["link"], document, name, bottom).over(below)
             own = layer(table, "level", default)
             stacks[name] = _of_cluster(own).over(below) if document.trusted else own.over(below)
-        if "curves" in _table(document, "device"):
+        device = document.table.get("device")
+        if isinstance(device, Mapping) and "curves" in device:
             stacks = {name: replace(stack, measured=stack.numbers) for name, stack in stacks.items()}
     inherited = [name for document in chain[1:] for name in document.table.get("levels", {})]
     return [level_record(name, stack, where=chain[0].where, inherited=inherited) for name, stack in stacks.items()]
-
-
-def _table(document: Document, key: str) -> Mapping[str, Any]:
-    """A table of a file, empty where the key is missing or its value is a name."""
-    given = document.table.get(key)
-    return given if isinstance(given, Mapping) else {}
 
 
 def _of_cluster(own: Layer) -> Layer:

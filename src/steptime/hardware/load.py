@@ -406,16 +406,14 @@ def _clocked(stack: Layer) -> Layer:
     if known is None or CLOCK not in stack.stated or stack.numbers[CLOCK] == known:
         return stack
     factor = stack.numbers[CLOCK] / known
+    by = f"times {factor:.4g}, the given clock over the catalogue's"
     follow = [key for key in stack.numbers if key.partition(".")[0] in RATES and key not in stack.stated]
     return replace(
         stack,
         numbers={**stack.numbers, **{key: stack.numbers[key] * factor for key in follow}},
-        sources={**stack.sources, **{key: _by_clock(stack.sources[key], factor) for key in follow}},
-    )
-
-
-def _by_clock(source: Source, factor: float) -> Source:
-    return Source(text=f"{source.text}; times {factor:.4g}, the given clock over the catalogue's", kind=Kind.ASSUMED)
+        sources={**stack.sources, **{key: Source(text=f"{stack.sources[key].text}; {by}", kind=Kind.ASSUMED)
+                                     for key in follow}},
+    )  # fmt: skip
 
 
 def _record_key(key: str, fields: Mapping[str, Field]) -> str:

@@ -153,7 +153,7 @@ def save_curves(device: str, curves: Iterable[Curve], folder: str | Path) -> Pat
     Raises:
         UserError: the file that is there is no profile, or it cannot be written.
     """
-    kept = {_key(c): c for c in (*saved_curves(device, folder), *curves)}
+    kept = {(c.family, c.dtype, c.timer): c for c in (*saved_curves(device, folder), *curves)}
     text = profile_toml(Profile(device=device, curves=tuple(kept[key] for key in sorted(kept))))
     path = Path(folder) / f"{device}.toml"
     write_whole(path, text, make_folder=True)
@@ -223,10 +223,6 @@ def _traits(device: Device) -> dict[str, float | None]:
         "bandwidth": device.memory_Bps,
         "per_watt": rates.get("fp32", 0.0) / device.power_W if device.power_W else None,
     }
-
-
-def _key(curve: Curve) -> tuple[str, str, str]:
-    return curve.family, curve.dtype, curve.timer
 
 
 def toml_key(key: str) -> str:

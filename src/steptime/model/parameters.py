@@ -49,7 +49,10 @@ def parameter_terms(spec: ModelSpec) -> Terms:
         terms["layers/norms"] = spec.layers * spec.norms_per_layer * spec.norm_width
         terms["layers/scales"] = spec.layers * 2 * spec.hidden * spec.layer_scale
     terms["final_norm"] = spec.norm_width * spec.final_norm
-    terms["head"] = _head(spec)
+    if spec.vision is not None:
+        terms["head"] = spec.vision.head_outputs * (spec.hidden + spec.vision.head_bias)
+    else:
+        terms["head"] = spec.vocab * (spec.hidden * (not spec.tied_embeddings) + spec.head_bias)
     terms |= _further_tokens(spec)
     return Terms({path: count for path, count in terms.items() if count})
 
@@ -220,9 +223,3 @@ def _further_tokens(spec: ModelSpec) -> dict[str, int]:
     norm = spec.norm_width
     whole = {f"mtp/{path}": int(n) for path, n in parameter_terms(layers).items() if path.startswith("layers/")}
     return {"mtp/projection": depth * 2 * spec.hidden**2, "mtp/norms": depth * norm * (2 + spec.final_norm)} | whole
-
-
-def _head(spec: ModelSpec) -> int:
-    if spec.vision is not None:
-        return spec.vision.head_outputs * (spec.hidden + spec.vision.head_bias)
-    return spec.vocab * (spec.hidden * (not spec.tied_embeddings) + spec.head_bias)

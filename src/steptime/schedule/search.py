@@ -177,11 +177,8 @@ def by_search(pipeline: Pipeline, limit_per_rank: int) -> ActionTable:
     p = pipeline.ranks
     limit = limit_per_rank * p if pipeline.memory_limit == inf else int(pipeline.memory_limit)
     tried = replace(pipeline, micro_batches=min(pipeline.micro_batches, max(TRIED * p, 8)))
-    spans = {habits: _Player(tried, habits, limit).play() for habits in map(_habits, product((False, True), repeat=3))}
+    every = [Habits(*values) for values in product((False, True), repeat=3)]
+    spans = {habits: _Player(tried, habits, limit).play() for habits in every}
     player = _Player(pipeline, min(spans, key=spans.__getitem__), limit)
     player.play()
     return spelled([rank.word for rank in player.ranks], np.arange(p)[:, None], np.zeros(2, int), pipeline)
-
-
-def _habits(values: tuple[bool, ...]) -> Habits:
-    return Habits(*values)

@@ -45,7 +45,8 @@ def spelled(words: Sequence[Sequence[int]], stages: Array, first: Array, pipelin
     for way in (0, 1):
         for sort in ((F,), (B, I), (W,)):
             rows = np.flatnonzero(np.isin(letters, [each + way for each in sort]))
-            number[rows] = first[way] + _counted(rank[rows])
+            # letters are in order of ranks: the number of a letter counts from the first one of its rank
+            number[rows] = first[way] + np.arange(len(rows)) - np.searchsorted(rank[rows], rank[rows])
     late, split = np.flatnonzero(letters == LATE), np.flatnonzero((letters == I) | (letters == I + 1))
     if len(late):
         chunk[late], number[late] = chunk[split], number[split]
@@ -60,9 +61,3 @@ def spelled(words: Sequence[Sequence[int]], stages: Array, first: Array, pipelin
         slice=np.zeros_like(letters),
         together=np.where(pairs | np.roll(pairs, 1), np.cumsum(pairs) - 1, -1),
     )
-
-
-def _counted(ranks: Array) -> Array:
-    """0, 1, 2, ... for the entries of each rank."""
-    found: Array = np.arange(len(ranks)) - np.searchsorted(ranks, ranks)
-    return found

@@ -153,13 +153,10 @@ def _with_links(strategy: Strategy, job: Job, machine: Machine, device: Works, s
 
 
 def _links_of(strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Works:
-    """Transfers of some placements."""
-    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine), job, plans)
-
-
-def _only_transfers(block: Block) -> Block:
-    """Block with only the rows that have transfers."""
-    return _changed(block, lambda row: replace(row, operator="nothing") if row.forward or row.backward else None)
+    """Transfers of some placements, by rows that send something but compute nothing."""
+    block = strategy.block(job, plans)
+    sending = _changed(block, lambda row: replace(row, operator="nothing") if row.forward or row.backward else None)
+    return works_of(part_times(sending, plans, machine), job, plans)
 
 
 def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
