@@ -467,17 +467,17 @@ def stage_memory(planned: PlannedJob, stage: str, phases: Sequence[str] = PHASES
     held = held_calls(planned, found)
     made = planned.job.memory.gradients_made
     phases = (*phases, UPDATE) if planned.job.memory.update_bytes or made else phases
-    beside = {name: phase_calls(planned, found, name) for name in phases}
+    by_phase = {name: phase_calls(planned, found, name) for name in phases}
     if made and (gradients := held.pop(GRADIENTS, None)) is not None:
-        beside = {name: {GRADIENTS: _made(planned, gradients, calls, name), **calls} for name, calls in beside.items()}
+        by_phase = {n: {GRADIENTS: _made(planned, gradients, calls, n), **calls} for n, calls in by_phase.items()}
     held_bytes = total_bytes(held)
-    totals = {name: total_bytes(calls, held_bytes) for name, calls in beside.items()}
-    return StageMemory(held=held, phases=beside, totals=totals)
+    totals = {name: total_bytes(calls, held_bytes) for name, calls in by_phase.items()}
+    return StageMemory(held=held, phases=by_phase, totals=totals)
 
 
-def total_bytes(calls: Mapping[str, Call], beside: Num = 0.0) -> Num:
-    """Sum of the values of some calls, on top of ``beside`` bytes."""
-    total = beside
+def total_bytes(calls: Mapping[str, Call], further_bytes: Num = 0.0) -> Num:
+    """Sum of the values of some calls, on top of ``further_bytes``."""
+    total = further_bytes
     for call in calls.values():
         total = total + call.value
     return total

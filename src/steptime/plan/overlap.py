@@ -53,8 +53,8 @@ def with_overlapped_gradients(rows: Iterable[Row], job: Job, plans: Plans) -> li
     """
     if not job.asynchronous_tp or job.splits_backward or job.adapter is not None:
         return list(rows)
-    beside = where(plans.sp > 0, 1.0, 0.5)
-    return [replace(row, overlaps_backward=beside) if _sums_gradient(row) else row for row in rows]
+    share = where(plans.sp > 0, 1.0, 0.5)
+    return [replace(row, overlaps_backward=share) if _sums_gradient(row) else row for row in rows]
 
 
 def _sums_gradient(row: Row) -> bool:
