@@ -322,8 +322,8 @@ def overlap_records(name: str | None = None) -> list[dict[str, Any]]:
 def _follows(habits: Habits, rule: OverlapRule) -> bool:
     """True if software with these habits has the traffic of a rule and overlaps it."""
     has = bool(habits.zero_stages & set(rule.zero)) and (not rule.axis or rule.axis in habits.axes)
-    hides = (not rule.word or rule.word in habits.overlap) and (not rule.habit or bool(getattr(habits, rule.habit)))
-    return has and hides
+    overlaps = (not rule.word or rule.word in habits.overlap) and (not rule.habit or bool(getattr(habits, rule.habit)))
+    return has and overlaps
 
 
 def framework_file_record() -> dict[str, Any]:

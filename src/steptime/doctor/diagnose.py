@@ -172,8 +172,8 @@ def _timer_row(name: str, measured_s: float, e: Estimate | None) -> Compared:
     if e.plan.get("zero") == 3:
         heads = _SHARDED.get(name, heads)
     exposed = phases_s(e, phases) + sum(e.time.group(head) for head in heads)
-    hidden = sum(e.overlapped.group(head) for head in heads)
-    bracket = (0.0, exposed + hidden) if hidden else None
+    overlapped_s = sum(e.overlapped.group(head) for head in heads)
+    bracket = (0.0, exposed + overlapped_s) if overlapped_s else None
     return Compared(name=name, unit="s", measured=measured_s, predicted=exposed, bracket=bracket, note=note)
 
 
@@ -185,8 +185,8 @@ def trace_rows(t: TraceTimes, e: Estimate | None) -> tuple[Compared, ...]:
         predicted = bracket = None
         if e is not None and heads:
             predicted = sum(e.time.group(head) for head in heads)
-            hidden = sum(e.overlapped.group(head) for head in heads)
-            bracket = (0.0, predicted + hidden) if hidden else None
+            overlapped_s = sum(e.overlapped.group(head) for head in heads)
+            bracket = (0.0, predicted + overlapped_s) if overlapped_s else None
         if measured or predicted or bracket:
             rows.append(
                 Compared(name=name, unit="s", measured=measured, predicted=predicted, bracket=bracket, note=note)

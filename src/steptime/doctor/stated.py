@@ -114,8 +114,8 @@ def _overlapped(framework: str, whole: Mapping[str, Any], stated: Stated, *, exp
     if not framework or not overlaps:
         return said
     habit = habits_of(framework).overlap_with(frozenset(), experts=experts)
-    hidden = (habit - overlaps.keys()) | {axis for axis, does in overlaps.items() if does}
-    return {**said, "overlap": ",".join(sorted(hidden)) or "none"}
+    overlapped = (habit - overlaps.keys()) | {axis for axis, does in overlaps.items() if does}
+    return {**said, "overlap": ",".join(sorted(overlapped)) or "none"}
 
 
 def _habitual(framework: str, settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:

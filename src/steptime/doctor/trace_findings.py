@@ -194,8 +194,8 @@ def _traffic_findings(t: TraceTimes, rows: Sequence[Compared], framework: str) -
 
 
 def _traffic_evidence(each: Traffic, t: TraceTimes) -> list[str]:
-    hidden = max(each.busy_s - each.exposed_s, 0.0)
-    part = hidden / each.busy_s * 100 if each.busy_s else 0.0
+    overlapped_s = max(each.busy_s - each.exposed_s, 0.0)
+    part = overlapped_s / each.busy_s * 100 if each.busy_s else 0.0
     out = [f"busy {format_seconds(each.busy_s)} per step, of which {part:.0f} % is hidden behind other kernels"]
     if each.collectives:
         kinds = sorted(each.collectives.items(), key=lambda item: -item[1])

@@ -43,8 +43,8 @@ def run_of_plan(path: str) -> RunSpec | None:
         hint = "give FILE.py:NAME and the plan with --plan"
         raise InputFileError(path, f"was made for a module, {model}, and does not hold it", hint=hint)
     if kind in ("file", "config"):
-        beside = Path(path).parent / place
-        model = os.fspath(beside) if not Path(place).exists() and beside.exists() else place
+        sibling = Path(path).parent / place
+        model = os.fspath(sibling) if not Path(place).exists() and sibling.exists() else place
     settings = {
         own: written.workload[name] for name, own in _SETTINGS.items() if written.workload.get(name) is not None
     }

@@ -65,14 +65,14 @@ _ROWS: Final[Mapping[str, Mapping[str, Row]]] = {
 }
 
 
-def _stated(found: Any) -> None:
+def _check_origin(found: Any) -> None:
     missing = [key for key in ORIGIN if key not in found]
     if missing and TABLES["mtbf"].keys() & found.get("mtbf", {}).keys():
         raise FieldError("", missing[0], "is missing", hint=DATED)
 
 
 _FILE: Final = Table(
-    rows={**ORIGIN, "base": text(), **{name: Table(rows=rows) for name, rows in _ROWS.items()}}, also=_stated
+    rows={**ORIGIN, "base": text(), **{name: Table(rows=rows) for name, rows in _ROWS.items()}}, also=_check_origin
 )
 
 
@@ -193,9 +193,5 @@ def _read(where: str, document: Mapping[str, Any]) -> Operations:
     if mtbf := {key: value for key, value in found.get("mtbf", {}).items() if key in TABLES["mtbf"]}:
         out = replace(out, mtbf_s=mtbf, name=where, source=found["source"], date=found["date"], spread=0.0)
     rows = [(table, key) for table in _ROWS for key in found.get(table, ()) if key not in mtbf]
-    return _with(out, {getattr(_ROWS[table][key], "record", key): found[table][key] for table, key in rows})
-
-
-def _with(out: Operations, given: Mapping[str, Any]) -> Operations:
-    """The operations with fields of a file; these fields are no longer assumed."""
+    given = {getattr(_ROWS[table][key], "record", key): found[table][key] for table, key in rows}
     return replace(out, **given, assumed=tuple(name for name in out.assumed if name not in given))

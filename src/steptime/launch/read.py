@@ -201,7 +201,7 @@ def _parsed(where: str, text: str, software: str | None) -> tuple[Software, Text
 
 
 def _with_deepspeed(options: Options, where: str) -> Options:
-    """Options with those of the DeepSpeed file that they name, relative to the launch file; ignored if missing."""
+    """Options with those of the DeepSpeed file that they name, found from the launch file; missing: stage left open."""
     named = options.get("deepspeed")
     if not isinstance(named, str) or not named.endswith(".json"):
         return options

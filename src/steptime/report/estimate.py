@@ -322,10 +322,10 @@ def print_terms(out: Console, e: Estimate, *, show_all: bool) -> None:
     out.print(term_table(e.time, t.seconds, title="time, exposed, per step", show_all=show_all))
     out.print()
     out.print(term_table(e.memory, t.memory, title="memory of the fullest device", show_all=show_all))
-    hidden = e.overlapped.without_zeros()
-    if hidden:
+    overlap = e.overlapped.without_zeros()
+    if overlap:
         out.print()
-        out.print(term_table(hidden, t.seconds, title="overlapped (hidden, not in the step time)", show_all=show_all))
+        out.print(term_table(overlap, t.seconds, title="overlapped (hidden, not in the step time)", show_all=show_all))
 
 
 def change_table(e: Estimate) -> Table | None:

@@ -182,18 +182,18 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     }
     same = [f"{name} {column[0]}" for name, column in values.items() if len(set(column)) == 1 and column[0]]
     own = {name: column for name, column in values.items() if len(set(column)) > 1}
-    told = _outcomes(plans)
-    surely = {name: told[name] for name in told if name not in EXTRA}
+    outcomes = _outcomes(plans)
+    surely = {name: outcomes[name] for name in outcomes if name not in EXTRA}
     ranks = {"": [str(rank) for rank in range(1, len(plans) + 1)]}
     # A cell of placements may fold to the width of its heading; numbers must not be cut.
     if own and _width(ranks | own | ({"inside": []} if "inside" in own else {}) | surely) > out.width:
         words = {"strategy": "", "how": "", "inside": "inside "}
         worded = [[cell and words.get(name, name) + cell for cell in column] for name, column in own.items()]
         own = {"plan": [" ".join(filter(None, row)) for row in zip(*worded, strict=True)]}
-    shown, hidden = ranks | own | told, list[str]()
+    shown, dropped = ranks | own | outcomes, list[str]()
     folded = {name: [" " * len("inside") * 2] for name in own if name in ("inside", "plan")}
     while (last := list(shown)[-1]) != "step" and _width(shown if last in EXTRA else shown | folded) > out.width:
-        hidden.insert(0, last)
+        dropped.insert(0, last)
         del shown[last]
     table = t.grid(list(shown), left=[i for i, name in enumerate(shown) if name in ("inside", "plan")])
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -208,8 +208,8 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     if len(alike) < len(plans):
         doubles = ", ".join(f"{each[0]} (+{len(each) - 1} alike)" for each in alike.values() if len(each) > 1)
         out.print(f"plans that differ in nothing shown are one row: {doubles}")
-    if hidden and long:
-        out.print(f"not shown at {out.width} columns: {', '.join(hidden)} (--json)")
+    if dropped and long:
+        out.print(f"not shown at {out.width} columns: {', '.join(dropped)} (--json)")
     advice = estimate.advice(result.plans, result.likely_to_fit)
     if advice:
         out.print(t.printable(advice))
@@ -219,17 +219,17 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
 def _outcomes(plans: Sequence[Estimate]) -> dict[str, list[str]]:
     """Cells of every plan's results, by heading of the column."""
     unit, scale = t.memory_unit(e.peak_memory_bytes for e in plans)
-    told: dict[str, Callable[[Estimate], str]] = {"step": lambda e: t.seconds(e.step_time_s)}
+    cell_of: dict[str, Callable[[Estimate], str]] = {"step": lambda e: t.seconds(e.step_time_s)}
     if any(e.training for e in plans):
-        told["days"] = lambda e: t.days(e.training["training_days"])
-    told |= {name: text for name, (part, text) in _BILL.items() if part in plans[0].run}
-    told |= {"MFU": lambda e: t.percent(e.mfu), unit: lambda e: f"{e.peak_memory_bytes / scale:.1f}"}
+        cell_of["days"] = lambda e: t.days(e.training["training_days"])
+    cell_of |= {name: text for name, (part, text) in _BILL.items() if part in plans[0].run}
+    cell_of |= {"MFU": lambda e: t.percent(e.mfu), unit: lambda e: f"{e.peak_memory_bytes / scale:.1f}"}
     if any(estimate.chance(e) is not None for e in plans):
-        told["P(oom)"] = lambda e: estimate.chance(e) or ""
+        cell_of["P(oom)"] = lambda e: estimate.chance(e) or ""
     if any(e.step_time_band_s is not None for e in plans):
-        told["band 90 %"] = lambda e: " .. ".join(map(t.seconds, e.step_time_band_s or (math.nan, math.nan)))
-    told["main loss"] = lambda e: t.printable(t.main_loss(e.time))
-    return {name: [text(e) for e in plans] for name, text in told.items()}
+        cell_of["band 90 %"] = lambda e: " .. ".join(map(t.seconds, e.step_time_band_s or (math.nan, math.nan)))
+    cell_of["main loss"] = lambda e: t.printable(t.main_loss(e.time))
+    return {name: [text(e) for e in plans] for name, text in cell_of.items()}
 
 
 def _width(columns: Mapping[str, Sequence[str]]) -> int:
@@ -327,10 +327,10 @@ def _print_nearest(out: Console, result: PlanResult) -> None:
     if nearest is None:
         return
     out.print(f"nearest: {t.plan_label(nearest.plan)}")
-    lacking = nearest.peak_memory_bytes - nearest.memory_capacity_bytes
-    if lacking > 0:
+    shortage_bytes = nearest.peak_memory_bytes - nearest.memory_capacity_bytes
+    if shortage_bytes > 0:
         peak, capacity = t.memory(nearest.peak_memory_bytes), t.memory(nearest.memory_capacity_bytes)
-        out.print(f"it needs {peak} of {capacity}: {t.memory(lacking)} too much per device")
+        out.print(f"it needs {peak} of {capacity}: {t.memory(shortage_bytes)} too much per device")
     elif (chance := estimate.chance_line(nearest)) is not None:
         out.print(f"P(oom): {chance}")
     if nearest.reasons:

@@ -249,13 +249,13 @@ def _messages(table: ActionTable, needs: Array) -> MessageTable:
     """Results that passes need from another rank, in the order of the sends; UserError: a result has no message."""
     consumer = np.flatnonzero((table.kind <= Kind.INPUT_GRADIENT) & (needs[:, 0] != NONE))
     first = needs[consumer, 0]
-    told = is_message(table)
-    explicit = told[first]
+    message = is_message(table)
+    explicit = message[first]
     receive = np.where(explicit, first, NONE)
     send = np.where(explicit, needs[first, 0], first)
     producer = np.where(explicit, needs[send, 0], first)
     far = explicit | (table.rank[producer] != table.rank[consumer])
-    if told.any() and not (explicit[far].all() and 2 * far.sum() == told.sum()):
+    if message.any() and not (explicit[far].all() and 2 * far.sum() == message.sum()):
         _refuse(table)
     order = np.flatnonzero(far)
     order = order[np.argsort(send[order], kind="stable")]
@@ -315,8 +315,8 @@ def _copy_dependencies(table: ActionTable, needs: Array, ahead: int) -> tuple[Ar
     first, passes, ranks = first_of_groups(table), _rows(table, *PASSES), table.ranks
     begins = np.unique(first[passes])
     before = np.searchsorted(passes, copies) - 1
-    told = (before >= 0) & (table.rank[passes[before]] == table.rank[copies])
-    waits, wanted = [copies[told]], [passes[before[told]]]
+    same_rank = (before >= 0) & (table.rank[passes[before]] == table.rank[copies])
+    waits, wanted = [copies[same_rank]], [passes[before[same_rank]]]
     # A backward pass waits for its copy back, and that for the copy to the host.
     chained = np.concatenate((copies[table.kind[copies] == Kind.RELOAD], passes[table.kind[passes] != Kind.FORWARD]))
     chained = chained[np.isin(table.kind[needs[chained, 1]], COPIES)]
@@ -370,9 +370,9 @@ class _Items:
         self.order = np.arange(len(messages.send)) if order is None else order
         self.separate = transport.overlap or not (messages.receive >= 0).any()
         """True: messages are items of their own; False: a message is the item of its send and receive."""
-        told = is_message(table)
+        message = is_message(table)
         lead = np.where(table.kind <= Kind.WEIGHT_GRADIENT, first_of_groups(table), np.arange(len(table)))
-        self.leaders = np.flatnonzero((lead == np.arange(len(table))) & ~(told & transport.overlap))
+        self.leaders = np.flatnonzero((lead == np.arange(len(table))) & ~(message & transport.overlap))
         """Rows that are items: the first row of each group that runs together."""
         self.place = np.full(len(table), NONE)
         self.place[self.leaders] = np.arange(len(self.leaders))

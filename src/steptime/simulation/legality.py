@@ -75,12 +75,12 @@ def _enough(table: ActionTable) -> None:
         return
     there = set(zip(forward.stage.tolist(), forward.micro_batch.tolist(), forward.slice.tolist(), strict=True))
     numbers, pieces = table.micro_batches, table.slices
-    lacking = next(
+    absent = next(
         place
         for place in count()
         if (place // (numbers * pieces), place // pieces % numbers, place % pieces) not in there
     )
-    _missing(table, lacking // (numbers * pieces), lacking // pieces % numbers, lacking % pieces, "F")
+    _missing(table, absent // (numbers * pieces), absent // pieces % numbers, absent % pieces, "F")
 
 
 def _missing(table: ActionTable, stage: int, number: int, piece: int, kind: str) -> NoReturn:

@@ -72,9 +72,9 @@ def print_simulation(found: SimulatedStep) -> None:
 def _split_rows(found: SimulatedStep, even_s: float) -> list[tuple[str, str]]:
     """Rows for the layout and for the even split."""
     change = 100 * (found.step_s / even_s - 1)
-    told = "as long as" if abs(change) < 0.05 else f"{abs(change):.1f} % {'less' if change < 0 else 'more'} than"
+    relation = "as long as" if abs(change) < 0.05 else f"{abs(change):.1f} % {'less' if change < 0 else 'more'} than"
     fits = "" if found.even_fits else ", more memory than there is"
-    even = f"{layout_text(found.even_layout)}: step time {t.seconds(even_s)}{fits}; the layout takes {told} that"
+    even = f"{layout_text(found.even_layout)}: step time {t.seconds(even_s)}{fits}; the layout takes {relation} that"
     return [("layout", layout_text(found.layout)), ("even split", even)]
 
 

@@ -25,7 +25,6 @@ from steptime.simulation.layout import check_layout, parse_layout
 from steptime.simulation.memory import Footprint, memory_replay
 from steptime.simulation.partition import Counts, Items, Ranks, SplitTask, best_split, candidates, fastest, task_of
 from steptime.simulation.run import Observed, Pace, SimulatedStep, StageChoice, Staged, simulate
-from steptime.simulation.simulate import Simulation
 from steptime.simulation.simulate import simulate as play
 from steptime.units import parse
 
@@ -220,7 +219,10 @@ def _ranks(
             raise PlanError(f"{option} has {counted(len(given), 'value')}; --pp is {ranks}", hint="give one per rank")
     played, stages, count = play(graph, even.durations), graph.table.stages, len(found.items.letters)
     shares = [np.full(stages, 1.0 / chunks), np.eye(stages)[0], np.eye(stages)[-1]]
-    of_layers, of_first, of_last = (_peak_bytes(played, each) for each in shares)
+    # a stage keeps its share of a micro-batch until the weight gradients are computed
+    of_layers, of_first, of_last = (
+        memory_replay(played, Footprint(activation_bytes=each, deferred_bytes=each)).peak_bytes for each in shares
+    )
     in_flight = np.repeat(of_layers[:, None], count, axis=1)
     in_flight[:, 0], in_flight[:, 1 + int(e.job.model.layers) :] = of_first, of_last[:, None]
     return Ranks(
@@ -229,11 +231,6 @@ def _ranks(
         fixed_bytes=np.full(ranks, found.fixed_bytes),
         in_flight=in_flight,
     )
-
-
-def _peak_bytes(played: Simulation, kept: Array) -> Array:
-    """Peak by rank if each stage keeps `kept` bytes of a micro-batch until its weight gradients are computed."""
-    return memory_replay(played, Footprint(activation_bytes=kept, deferred_bytes=kept)).peak_bytes
 
 
 def _staged(even: Staged, found: ModelItems, own: Ranks, rank: Array, counts: Sequence[int]) -> Staged:

@@ -90,15 +90,11 @@ class Case:
         """Step time with changed tables of the cluster file or changed numbers of the job."""
         setting = self.asked.setting
         cluster = changed_cluster(self.base, tables, "shadow") if tables else setting.cluster
-        other = _fresh(setting, cluster, **job)
+        # a new record has no values cached for the old cluster
+        other = replace(setting, cluster=cluster, job=replace(setting.job, **job))
         return float(
             evaluate(other.method, self.asked.strategy, other.job, other.machine, self.asked.plans).step_time_s
         )
-
-
-def _fresh(setting: Setting, cluster: Cluster, **job: Any) -> Setting:
-    """The setting on another cluster, without values cached for the old one."""
-    return replace(setting, cluster=cluster, job=replace(setting.job, **job))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

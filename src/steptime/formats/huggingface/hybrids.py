@@ -87,12 +87,6 @@ def _alone(f: Fields, heads: int, head_dim: int) -> Values:
     }
 
 
-def _inner_width(f: Fields, key: str, expand: str = "expand") -> int:
-    """Inner width: given, or a multiple of the hidden one."""
-    given = f.optional(key, high=LIMITS["ffn_hidden"])
-    return given or int(f.number(expand) * f.count("hidden_size"))
-
-
 def _rank(f: Fields, key: str) -> int:
     """Rank of the step size; ``auto`` is a sixteenth of the hidden width."""
     return f.automatic(key) or math.ceil(f.count("hidden_size") / 16)
@@ -100,7 +94,8 @@ def _rank(f: Fields, key: str) -> int:
 
 def _mamba(f: Fields) -> Values:
     """Mamba and Falcon Mamba, whose norms inside the mixer have no weights."""
-    channels = _inner_width(f, "intermediate_size")
+    given = f.optional("intermediate_size", high=LIMITS["ffn_hidden"])
+    channels = given or int(f.number("expand") * f.count("hidden_size"))
     values = _alone(f, channels, 1)
     mixer = Mamba(
         channels=channels,

@@ -108,7 +108,9 @@ def _read(raw: Mapping[str, Any], where: str, name: str) -> tuple[ModelSpec, Imp
         model_type, config, prefix = outer_type, dict(raw), ""
     else:
         config, prefix = dict(raw[inner_key]), f"{inner_key}."
-        model_type = _model_type(config, where, prefix) if "model_type" in config else _default_inner(outer_type)
+        model_type = "clip_vision_model" if outer_type == "clip" else outer_type
+        if "model_type" in config:
+            model_type = _model_type(config, where, prefix)
         taken = [key for key in _INHERITED if key in raw and key not in config]
         config |= {key: raw[key] for key in taken}
         ignored = {key: _reason(key, outer_type) for key in raw if key not in (inner_key, *taken)}
@@ -123,14 +125,14 @@ def _read(raw: Mapping[str, Any], where: str, name: str) -> tuple[ModelSpec, Imp
     ignored |= {prefix + key: _reason(key.rpartition(".")[2], model_type) for key in f.unused()}
     names = {ours: prefix + theirs for ours, theirs in THEIR_NAMES.items()}
     given = {**raw, **{prefix + key: value for key, value in config.items()}}
-    telling = f.chosen | {key for key, reason in ignored.items() if _matters(reason, given.get(key, True))}
+    # an unknown key that is off does not change the cost
+    telling = f.chosen | {
+        key
+        for key, reason in ignored.items()
+        if reason not in WITHOUT_COST and (reason != UNKNOWN_KEY or given.get(key, True))
+    }
     report = ImportReport(source=where, ignored=ignored, assumed=dict(f.assumed), telling=frozenset(telling))
     return check_spec(spec, where, names), report
-
-
-def _matters(reason: str, value: Any) -> bool:
-    """Whether a key that is not used may change the cost; a key that is not known and is off does not."""
-    return reason not in WITHOUT_COST and not (reason == UNKNOWN_KEY and not value)
 
 
 def _reason(key: str, model_type: str | None) -> str:
@@ -173,10 +175,6 @@ def _inner_key(raw: Mapping[str, Any], model_type: str | None, where: str) -> st
             raise FieldError(where, key, f"is {shown(raw[key], 40)}", hint="allowed: an object")
         return key
     return None
-
-
-def _default_inner(outer: str | None) -> str | None:
-    return "clip_vision_model" if outer == "clip" else outer
 
 
 def _supported() -> str:

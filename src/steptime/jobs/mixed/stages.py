@@ -222,8 +222,10 @@ def staged(job: Job, parties: Parties, laid: _Laid, counts: Sequence[int]) -> St
     pipeline_s = span_s + (laid.micro_batches - played_batches) * float(stage_s.max())
     layers = tuple(int(sum(letter == "t" for letter in items.letters[a:b])) for a, b in zip(starts, ends, strict=True))
     held = laid.task.by_rank(tuple(counts))[1] + laid.ranks.fixed_bytes
+    # what a step has once grows in proportion to the layers of a stage over the estimate's
     once_s = max(
-        sum(once_of(e, pipeline_s).values()) * _more(e, layers[rank]) for rank, (e, _) in enumerate(laid.found)
+        sum(once_of(e, pipeline_s).values()) * (layers[rank] / max(float(e.inputs.first_layers), 1.0))
+        for rank, (e, _) in enumerate(laid.found)
     )
     names = [party.name for party in laid.parties]
     busy = {
@@ -241,11 +243,6 @@ def staged(job: Job, parties: Parties, laid: _Laid, counts: Sequence[int]) -> St
         fits=laid.task.fits(tuple(counts)),
         memory_bytes=tuple(map(float, held)),
     )
-
-
-def _more(e: Evaluation, layers: int) -> float:
-    """Layers of a stage over the estimate's; times that occur once per step grow in proportion."""
-    return layers / max(float(e.inputs.first_layers), 1.0)
 
 
 def _span_s(depth: int, micro_batches: int, durations: Durations, *, overlap: bool) -> float:

@@ -36,7 +36,8 @@ def timeline(results: Sequence[Result]) -> Chart:
     found = results[0]
     if not found.has("passes"):
         raise UserError(f"{found.name}: the passes are not in it", hint="steptime simulate --json --timeline has them")
-    ranks, kinds = int(found.real("ranks")), [found.word("passes", "kind", i) for i in _count(found)]
+    count = len(found.items("passes", "kind"))
+    ranks, kinds = int(found.real("ranks")), [found.word("passes", "kind", i) for i in range(count)]
     columns = {name: found.reals("passes", name) for name in ("rank", "start_s", "end_s", "micro_batch")}
     if any(len(values) != len(kinds) for values in columns.values()):
         raise UserError(f"{found.name}: its passes have columns of different lengths")
@@ -59,10 +60,6 @@ def timeline(results: Sequence[Result]) -> Chart:
     title = f"{found.word('model')} on {found.word('cluster')}, {found.word('schedule')}"
     share = f"bubble {100 * found.real('bubble_fraction'):.1f} % of {found.real('pipeline_s'):.4g} s"
     return Chart(kind="timeline", title=title, panels=(panel,), notes=(f"{share}; numbers are micro-batches",))
-
-
-def _count(found: Result) -> range:
-    return range(len(found.items("passes", "kind")))
 
 
 def mesh(results: Sequence[Result]) -> Chart:

@@ -97,8 +97,8 @@ def breakdown(results: Sequence[Result]) -> Chart:
     """Stacked step time of each result by group of terms; overlapped time is faint and above exposed time."""
     estimates = _bars_of(results)
     exposed = [_rolled(each.numbers("time")) for each in estimates]
-    hidden = [_rolled(each.numbers("overlapped")) if each.has("overlapped") else {} for each in estimates]
-    series = [*_bars(exposed), *_bars(hidden, ", overlapped", faint=True)]
+    overlapped = [_rolled(each.numbers("overlapped")) if each.has("overlapped") else {} for each in estimates]
+    series = [*_bars(exposed), *_bars(overlapped, ", overlapped", faint=True)]
     panel = Panel(
         x=Axis(label="", ticks=_names(estimates)), y=Axis(label="time of a step", unit="s"), series=tuple(series)
     )
