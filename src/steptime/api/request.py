@@ -448,7 +448,7 @@ def share(field: str, value: Any) -> float:
     """A share above 0, at most 1.
 
     Raises:
-        FieldError: it is no such share.
+        FieldError: not a share above 0 and at most 1.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise FieldError("", field, f"{shown(value)} is no share above 0 and at most 1", hint="for example 0.05")

@@ -327,7 +327,7 @@ def plan(
 
 def _completed(setting: Setting, result: PlanResult, given: Mapping[str, Any]) -> PlanResult:
     """The result with the choices that the search left out, and why the first plan uses no other axis.
-    A paper's space and a captured module have no such choices.
+    A paper's space and a captured module do not have these choices.
     """
     modelled = setting.method.calibrated and setting.job.captured is None
     if not modelled or not isinstance(result.plans, Ranked) or not len(result.plans):

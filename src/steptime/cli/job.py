@@ -255,7 +255,7 @@ def parse_share(option: str, text: str) -> float:
     """A share above 0 and at most 1, in percent or as a number.
 
     Raises:
-        FieldError: it is no such share.
+        FieldError: not a share above 0 and at most 1.
 
     >>> parse_share("--oom-limit", "5 %"), parse_share("--oom-limit", "0.1")
     (0.05, 0.1)

@@ -77,7 +77,7 @@ def read_bytes(path: str | os.PathLike[str], at_most: int, what: str, *, hint: s
         path: the file.
         at_most: most bytes.
         what: kind of file, for the message about a larger one.
-        hint: hint of that message.
+        hint: its hint.
 
     Raises:
         InputFileError: it is missing, a folder, no regular file, unreadable or too large.

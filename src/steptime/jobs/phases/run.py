@@ -365,7 +365,7 @@ def forward_s(time: Terms) -> float:
 
 
 def forward_bytes(found: Estimate) -> float:
-    """Memory of a forward pass without gradients, weights not counted: activations of a layer, the largest tensors."""
+    """Memory of a forward pass without gradients, without the weights: activations of a layer, the largest tensors."""
     layers = max(float(found.plan["stage_layers"]["first"]), 1.0) if "stage_layers" in found.plan else 1.0
     kept = sum(size for path, size in found.memory.items() if path.startswith("activations/"))
     working = sum(size for path, size in found.memory.items() if path.startswith(("working/", "buffers/")))
