@@ -225,7 +225,7 @@ def _statements(text: str) -> list[str]:
 def _split_statements(line: str) -> list[str]:
     """The statements of a line, split at semicolons outside quotes and brackets, and after ``then`` and ``do``.
 
-    >>> _parted("for ((i=0; i<2; i++)); do A+=(1); done")
+    >>> _split_statements("for ((i=0; i<2; i++)); do A+=(1); done")
     ['for ((i=0; i<2; i++))', 'do', 'A+=(1)', 'done']
     """
     if ";" not in line:
