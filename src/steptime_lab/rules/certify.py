@@ -1,4 +1,4 @@
-"""Certificates: the four layers together, for shipped rules and for a user's."""
+"""Certificates with all four layers, for shipped rules and a user's rules."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from steptime_lab.rules.verify_generic import proved_generically
 from steptime_lab.rules.verify_random import Counterexample, fuzzed
 
 MOST_ELEMENTS: Final = 2**16
-"""Elements of a tensor of a rule at its smallest sizes."""
+"""Most elements of a tensor of a rule at its smallest sizes."""
 BATCH: Final = 200
-"""Rules in one e-graph."""
+"""Number of rules in one e-graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a check found of a rule: its certificate, and a counter-example where it is unsound."""
+    """The result of a check: a rule with its certificate, and a counter-example if it is unsound."""
 
     rule: Rule
     counterexample: Counterexample | None = None
 
     @property
     def word(self) -> str:
-        """Proved, unsound, or open: tests hold, and no general proof closed."""
+        """``proved``, ``unsound``, or ``open``: tests hold but no general proof was found."""
         if self.counterexample is not None:
             return "unsound"
         return "proved" if self.rule.certificate.complete else "open"
 
 
 def checked(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> Verdict:
-    """Layers (i), (ii) and (iv) of one rule.
+    """Check layers (i), (ii) and (iv) of one rule.
 
     Raises:
         UserError: the shapes of both sides do not fit, or no sizes fulfil the conditions.
@@ -59,7 +59,7 @@ def checked(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> Verdi
 
 
 def _elements(rule: Rule, at: dict[str, int]) -> int:
-    """Elements of the largest tensor of both sides."""
+    """Number of elements of the largest tensor of both sides."""
     known: dict[Term, Shape] = {}
     for side in (*rule.sources, *rule.targets):
         shape_of(side, rule.table, known, [])
@@ -69,7 +69,7 @@ def _elements(rule: Rule, at: dict[str, int]) -> int:
 def certified(
     rules: Sequence[Rule], axioms: Sequence[Rule], progress: Callable[[str], None] | None = None
 ) -> list[Verdict]:
-    """All four layers of many rules; the e-graph has them in batches."""
+    """Check all four layers of many rules; the e-graph takes them in batches."""
     verdicts = []
     for number, rule in enumerate(rules, 1):
         verdicts.append(checked(rule))
@@ -79,7 +79,7 @@ def certified(
 
 
 def with_egraph(verdicts: Sequence[Verdict], axioms: Sequence[Rule]) -> list[Verdict]:
-    """The verdicts with layer (iii); unsound rules stay as they are."""
+    """The verdicts with layer (iii) added; unsound rules have no proof."""
     out: list[Verdict] = []
     for start in range(0, len(verdicts), BATCH):
         batch = verdicts[start : start + BATCH]
@@ -91,18 +91,18 @@ def with_egraph(verdicts: Sequence[Verdict], axioms: Sequence[Rule]) -> list[Ver
 
 
 def siblings(rule: Rule) -> Rule | None:
-    """The rule of two outputs that merges siblings, from one whose one side joins two results of a shared input.
+    """A rule of two outputs that merges siblings, from a rule with a side that joins two results of a shared input.
 
-    concat(f(x, w), f(x, v)) = g(x, w, v) gives f(x, w); f(x, v) = slices of g(x, w, v). None where a side is otherwise.
+    concat(f(x, w), f(x, v)) = g(x, w, v) gives f(x, w); f(x, v) = slices of g(x, w, v). None: no side has this form.
     """
     for way in (rule, rule.reverse()):
-        (joined, *more), merged = way.sources, way.targets[0]
-        if more or joined.op != "concat" or len(joined.children) != 2 or merged.op in ("concat", VARIABLE):
+        (source, *more), merged = way.sources, way.targets[0]
+        if more or source.op != "concat" or len(source.children) != 2 or merged.op in ("concat", VARIABLE):
             continue
-        first, second = joined.children
+        first, second = source.children
         if first.op != second.op or not first.operators or not set(first.variables()) & set(second.variables()):
             continue
-        axis = joined.attributes[0]
+        axis = source.attributes[0]
         sizes = [shape_of(each, rule.table, {}, [])[axis.number or -1] for each in (first, second)]
         cuts = ((ZERO, sizes[0]), (sizes[0], sizes[0] + sizes[1]))
         targets = tuple(term("slice", (merged,), (axis, *cut)) for cut in cuts)

@@ -51,7 +51,7 @@ def command(
 
 
 def record(rule: Rule) -> dict[str, Any]:
-    """A rule as JSON has it."""
+    """A rule as plain data for JSON."""
     from steptime_lab.rules.store import code
 
     return {

@@ -1,4 +1,4 @@
-"""Rules written as text: a TOML file of ours or of a user, and the axioms from which the e-graph proves others."""
+"""Rules as text: TOML files of the package or a user, and the axioms from which the e-graph proves others."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _COMPARED: Final = re.compile(r"(.+?)(==|>=|<=|>|<)(.+)")
 
 
 def variables_of(text: str) -> tuple[Variable, ...]:
-    """Variables as ``x[m, k] w![k, n]``; the mark says that a variable is a weight.
+    """Parse variables such as ``x[m, k] w![k, n]``; ``!`` marks a weight.
 
     Raises:
-        UserError: it is written otherwise, or one name occurs twice.
+        UserError: the text has another form, or a name occurs twice.
 
     >>> [str(v) for v in variables_of("x[m, k] w![k, 2*n]")]
     ['x[m, k]', 'w![k, 2*n]']
@@ -42,10 +42,10 @@ def variables_of(text: str) -> tuple[Variable, ...]:
 
 
 def condition_of(text: str) -> Condition:
-    """A condition of sizes as ``a + b >= c``.
+    """Parse a condition on sizes such as ``a + b >= c``.
 
     Raises:
-        UserError: it is written otherwise.
+        UserError: the text has another form.
 
     >>> str(condition_of("a < n"))
     '-a+n-1 >= 0'
@@ -59,15 +59,15 @@ def condition_of(text: str) -> Condition:
 
 
 def terms_of(text: str) -> tuple[Term, ...]:
-    """One term, or several outputs with semicolons between them."""
+    """Parse one term, or several outputs separated by semicolons."""
     return tuple(parsed(each) for each in text.split(";"))
 
 
 def rule_of(name: str, variables: str, source: str, target: str, where: str = "", origin: str = "") -> Rule:
-    """A rule from its texts, as it is written: sizes are not unified.
+    """Parse a rule from its texts, without unification of sizes.
 
     Raises:
-        UserError: a text is wrong, or the sides do not fit together.
+        UserError: a text is invalid, or the sides do not fit together.
     """
     conditions = tuple(condition_of(each) for each in where.split(",") if each.strip())
     rule = Rule(
@@ -95,7 +95,7 @@ def read(path: Path) -> list[Rule]:
 
     Raises:
         InputFileError: it cannot be read.
-        FieldError: a rule is not one.
+        FieldError: a row is not a valid rule.
     """
     document = parse_toml(read_text(path, MAX_FILE_BYTES, "a file of rules"), str(path))
     rows = document.get("rule")

@@ -1,7 +1,7 @@
 """Number systems in which terms are evaluated: residues, a pair of fields with exp, exact polynomials, floats.
 
-Arrays have any leading dims; what a term says of its dims counts from the last. A function that no axiom describes is a
-fixed random cubic of residues, and a symbol of its own for polynomials.
+Arrays have any leading dims; axes of terms count from the last dim. A function without axioms is a fixed random cubic
+of residues, and a symbol of its own for polynomials.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 MERSENNE: Final = 2**31 - 1
 SAFE: Final = 2147483579
-"""A prime with (SAFE - 1) / 2 prime too: the second field, in which exponents live."""
+"""A prime p for which (p - 1) / 2 is also prime; exponents are elements of this second field."""
 
 
 class Domain(Protocol):
@@ -34,25 +34,25 @@ class Domain(Protocol):
         """Product, with broadcasting."""
 
     def total(self, a: Array, axis: int) -> Array:
-        """Sum along an axis, which stays with size one."""
+        """Sum along an axis, which is kept with size one."""
 
     def largest(self, a: Array, axis: int) -> Array:
-        """Maximum along an axis, which stays with size one; of it only that it is a semilattice is used."""
+        """Maximum along an axis, which is kept with size one; proofs only use that it is a semilattice."""
 
     def apply(self, name: str, a: Array) -> Array:
-        """A function of one number, element by element."""
+        """A unary function, applied to each element."""
 
     def full(self, shape: tuple[int, ...], value: int) -> Array:
         """An array of one number."""
 
     def lowest(self, shape: tuple[int, ...]) -> Array:
-        """An array that no maximum chooses, for the border of a pool."""
+        """An array that no maximum selects, for the border of a pool."""
 
     def random(self, shape: tuple[int, ...], name: str, seed: int) -> Array:
-        """Values of a variable."""
+        """Random values of a variable."""
 
     def same(self, a: Array, b: Array) -> bool:
-        """Whether two results are equal."""
+        """True if two results are equal."""
 
 
 @lru_cache(maxsize=4096)
@@ -63,7 +63,7 @@ def _cubic(name: str) -> tuple[int, int, int, int]:
 
 
 class Residues:
-    """Whole numbers modulo a prime of 31 bits."""
+    """Integers modulo a prime of 31 bits."""
 
     lead = 0
 
@@ -86,11 +86,11 @@ class Residues:
         return self._mod(a.sum(axis=axis, keepdims=True))
 
     def largest(self, a: Array, axis: int) -> Array:
-        """The largest residue: associative, commutative, idempotent, and nothing else."""
+        """The largest residue, which is only associative, commutative and idempotent."""
         return np.asarray(a.max(axis=axis, keepdims=True))
 
     def apply(self, name: str, a: Array) -> Array:
-        """Negation, the inverse, or the random cubic of a name."""
+        """Negation, inverse, or the random cubic for a name."""
         if name == "neg":
             return self._mod(-a)
         if name == "recip":
@@ -108,7 +108,7 @@ class Residues:
         return np.full(shape, value % self.prime, dtype=np.int64)
 
     def lowest(self, shape: tuple[int, ...]) -> Array:
-        """Below every residue."""
+        """An array below every residue."""
         return np.full((2,) * self.lead + shape, -1, dtype=np.int64)
 
     def random(self, shape: tuple[int, ...], name: str, seed: int) -> Array:
@@ -131,10 +131,10 @@ def _powers(a: Array, exponent: int, prime: int) -> Array:
 
 
 class FieldPair(Residues):
-    """Residues modulo p = SAFE and q = (p - 1) / 2 next to each other, along a first axis of two.
+    """Pairs of residues modulo p = SAFE and q = (p - 1) / 2, along a first axis of size two.
 
-    A root of unity of order q to the power of the second part is exp of both: exp(a + b) = exp(a) exp(b) holds. The
-    second part of an exp is unknown and stands as a random cubic.
+    The exp of a pair is a root of unity of order q to the power of the second part, so exp(a + b) = exp(a) exp(b)
+    holds. The second part of an exp is unknown; a random cubic takes its place.
     """
 
     lead = 1
@@ -145,7 +145,7 @@ class FieldPair(Residues):
         return a % primes
 
     def apply(self, name: str, a: Array) -> Array:
-        """Exp by the root of unity, everything else as residues."""
+        """Exp by the root of unity; other functions as residues."""
         if name != "exp":
             return super().apply(name, a)
         out = super().apply("exp of exp", a)
@@ -168,7 +168,7 @@ class FieldPair(Residues):
         return self._mod(super().random((2, *shape), name, seed))
 
     def same(self, a: Array, b: Array) -> bool:
-        """Equality of the first parts: the second is not the value where exp was taken."""
+        """Equality of the first parts; after an exp the second part is not the value."""
         return a.shape == b.shape and bool((a[0] == b[0]).all())
 
 
@@ -183,11 +183,11 @@ FUNCTIONS: Final[dict[str, tuple[str, Callable[[Array], Array]]]] = {
     "neg": ("aten.neg", np.negative),
     "recip": ("aten.reciprocal", lambda a: 1 / a),
 }
-"""Functions of one number: name in PyTorch, what floats make of them. The root is taken of the absolute value."""
+"""Unary functions: name in PyTorch, and function of floats. ``sqrt`` takes the absolute value first."""
 
 
 class Floats:
-    """Numbers of 64 bits: what a device computes, up to rounding."""
+    """64-bit floating-point numbers, which equal the results of a device up to rounding."""
 
     lead = 0
     tolerance = 1e-9
@@ -209,7 +209,7 @@ class Floats:
         return np.asarray(a.max(axis=axis, keepdims=True))
 
     def apply(self, name: str, a: Array) -> Array:
-        """The function itself."""
+        """The function of floats."""
         return np.asarray(FUNCTIONS[name][1](a))
 
     def full(self, shape: tuple[int, ...], value: int) -> Array:
@@ -245,10 +245,10 @@ def _atom(key: object) -> int:
 
 
 class Polynomial:
-    """A polynomial with exact coefficients; exponents may be negative. Unknown functions are symbols.
+    """A polynomial with exact coefficients, in which exponents may be negative and unknown functions are symbols.
 
-    exp of a sum is the product of the exps of its terms; the inverse of a sum is taken of what is left when its common
-    factor is out. With both, softmax is invariant under shifts in exact arithmetic.
+    The exp of a sum is the product of the exps of its terms. The inverse of a sum is taken after its common factor is
+    extracted. With both, softmax is invariant under shifts in exact arithmetic.
     """
 
     __slots__ = ("terms",)
@@ -270,7 +270,7 @@ class Polynomial:
         out: dict[Powers, Fraction | int] = {}
         for a, x in self.terms.items():
             for b, y in other.terms.items():
-                powers = _joined(a, b)
+                powers = _product(a, b)
                 out[powers] = out.get(powers, 0) + x * y
         return Polynomial({powers: value for powers, value in out.items() if value})
 
@@ -278,14 +278,14 @@ class Polynomial:
         return isinstance(other, Polynomial) and self.terms == other.terms
 
     def key(self) -> frozenset[tuple[Powers, Fraction | int]]:
-        """What equal polynomials share."""
+        """Key that is equal for equal polynomials."""
         return frozenset(self.terms.items())
 
     __hash__ = None  # type: ignore[assignment]
 
 
 @cache
-def _joined(a: Powers, b: Powers) -> Powers:
+def _product(a: Powers, b: Powers) -> Powers:
     if not a or not b:
         return a or b
     powers = dict(a)
@@ -315,9 +315,9 @@ def _inverse(of: Polynomial) -> Polynomial:
         here = dict(powers)
         lowest = {atom: min(lowest.get(atom, 0), here.get(atom, 0)) for atom in {*lowest, *here}}
     common = tuple(sorted((atom, -power) for atom, power in lowest.items() if power))
-    first = min(of.terms.items(), key=lambda item: _joined(item[0], common))[1]
+    first = min(of.terms.items(), key=lambda item: _product(item[0], common))[1]
     rest = Polynomial(
-        {_joined(powers, common): Fraction(value) / Fraction(first) for powers, value in of.terms.items()}
+        {_product(powers, common): Fraction(value) / Fraction(first) for powers, value in of.terms.items()}
     )
     scale = Polynomial({common: Fraction(1) / Fraction(first)})
     if rest.terms == {(): 1}:
@@ -326,7 +326,7 @@ def _inverse(of: Polynomial) -> Polynomial:
 
 
 class Polynomials:
-    """Arrays of polynomials whose symbols are the elements of the variables: equality for all values."""
+    """Arrays of polynomials in the elements of the variables; equality means equality for all values."""
 
     lead = 0
 
@@ -344,7 +344,7 @@ class Polynomials:
         return np.asarray(out)
 
     def largest(self, a: Array, axis: int) -> Array:
-        """A symbol of the set of elements; the largest of largests is one of the union."""
+        """A symbol for the set of elements; the maximum of maxima is the symbol of the union."""
         moved = np.moveaxis(a, axis, -1)
         out = np.empty(moved.shape[:-1], dtype=object)
         for at in np.ndindex(*out.shape):
@@ -352,7 +352,7 @@ class Polynomials:
         return np.expand_dims(out, axis)
 
     def apply(self, name: str, a: Array) -> Array:
-        """The function, or its symbol."""
+        """The function, or a symbol for it."""
         out = np.empty(a.shape, dtype=object)
         for at in np.ndindex(*a.shape):
             element: Polynomial = a[at]  # type: ignore[assignment]
@@ -366,11 +366,11 @@ class Polynomials:
         return out
 
     def lowest(self, shape: tuple[int, ...]) -> Array:
-        """None, which a maximum leaves out."""
+        """An array of None, which a maximum ignores."""
         return np.full(shape, None, dtype=object)
 
     def random(self, shape: tuple[int, ...], name: str, seed: int) -> Array:
-        """A symbol of its own for each element."""
+        """An array with a distinct symbol for each element."""
         out = np.empty(shape, dtype=object)
         for at in np.ndindex(*shape):
             out[at] = Polynomial({((_atom((name, at)), 1),): 1})

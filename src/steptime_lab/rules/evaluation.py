@@ -14,7 +14,7 @@ from steptime_lab.rules.terms import Term
 def evaluated(
     given: Term, domain: Domain, values: Mapping[str, Array], at: Mapping[str, int], known: dict[Term, Array]
 ) -> Array:
-    """The value of a term in a number system, for values of its variables and numbers for the names of sizes."""
+    """The value of a term in a number system, given values of its variables and numbers for names of sizes."""
     if given in known:
         return known[given]
     if not given.operators:
@@ -27,7 +27,7 @@ def evaluated(
 
 
 def run(row: Operator, domain: Domain, attributes: Numbers, arrays: Sequence[Array]) -> Array:
-    """One operator on arrays."""
+    """Apply one operator to arrays."""
     if row.aligns and len({array.ndim for array in arrays}) > 1:
         widest, lead = max(array.ndim for array in arrays), domain.lead
         arrays = [a.reshape(*a.shape[:lead], *[1] * (widest - a.ndim), *a.shape[lead:]) for a in arrays]
@@ -40,4 +40,4 @@ def run(row: Operator, domain: Domain, attributes: Numbers, arrays: Sequence[Arr
 
 
 NEEDS_SHAPE: Final = {"conv": 4, "avgpool": 2, "maxpool": 2}
-"""Operators whose value needs the shape of the result, and of how many last dims it is."""
+"""Operators whose value needs the shape of the result -> number of last dims to which they apply."""

@@ -1,8 +1,8 @@
 """Elements of tensors as sums of guarded products, for all sizes at once.
 
-An element at a symbolic index is a sum of monomials. A monomial is a coefficient, guards (sizes that have to be at
-least zero for it to count), bound indices that are summed over, and factors: elements of variables or functions of
-other sums.
+An element at a symbolic index is a sum of monomials. A monomial has a coefficient, guards (it counts only where these
+sizes are at least zero), bound indices that are summed over, and factors: elements of variables or functions of other
+sums.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from steptime_lab.rules.sizes import ONE, ZERO, Quotient, Size, size
 from steptime_lab.rules.terms import VARIABLE, Shape, Term, Variables, shape_of
 
 MOST_ORDERS: Final = 24
-"""Orders of similar factors that are tried for a canonical name of a monomial."""
+"""Most orders of similar factors that are tried for the canonical form of a monomial."""
 MOST_PIECES: Final = 64
 
 
 class Unprovable(Exception):
-    """This way of proving does not reach the rule; nothing is said of its truth."""
+    """The proof method does not apply to a rule, which may be true or false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of a sum; ``max`` of one is the largest over its bound indices and pieces; ``inv`` has a size."""
+    """A function of a sum; ``max`` is over its bound indices and pieces; ``inv`` is of a size."""
 
     function: str
     of: Form
@@ -53,7 +53,7 @@ Factor: TypeAlias = Element | Call
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One monomial of a form; in a ``max`` its coefficient is one and ``value`` is the piece's own sum."""
+    """One monomial of a form; in a ``max`` its coefficient is one, and its factor ``value`` holds the sum."""
 
     coefficient: Size = ONE
     guards: frozenset[Size] = frozenset()
@@ -81,7 +81,7 @@ class Elements:
         return shape_of(given, self.variables, self._shapes, [])
 
     def fresh(self, extent: Size, name: str = "k") -> Size:
-        """A new index from zero to below an extent; zero itself where the extent is one."""
+        """A new index from zero to below an extent; zero if the extent is one."""
         if extent == ONE:
             return ZERO
         name = f"_{name}{len(self.ranges)}"
@@ -98,9 +98,9 @@ class Elements:
         return OPERATORS[given.op].element(self, given, index)
 
     def quotient(self, numerator: Size, by: Size) -> Size:
-        """A floor quotient, split where the rest provably lies below the divisor.
+        """A floor quotient, split if the remainder is provably below the divisor.
 
-        floor((c u + r) / (c v)) is floor(u / v) where r is from zero to below c.
+        floor((c u + r) / (c v)) is floor(u / v) if 0 <= r < c.
         """
         atoms, times = by.terms[0] if len(by.terms) == 1 else ((), 1)
         for atom, number in product(atoms, sorted({1, int(times)})):
@@ -118,7 +118,7 @@ class Elements:
         return whole + rest // by
 
     def within(self, rest: Size, by: Size) -> bool:
-        """Whether a size lies from zero to below ``by``, seen from the ranges of the indices in it."""
+        """True if the ranges of its indices imply that a size is from zero to below ``by``."""
         if any(value < 0 for _, value in rest.terms):
             return False
         top = rest.replace({name: self.ranges[name] - 1 for name in rest.names() if name in self.ranges})
@@ -126,7 +126,7 @@ class Elements:
 
 
 def clipped(index: Shape, dims: Shape) -> Shape:
-    """The index of what is broadcast: last dims, zero where the dim is one.
+    """The index into a broadcast tensor: its last dims, with zero where a dim is one.
 
     >>> [str(i) for i in clipped((size("i"), size("j")), (ONE,))]
     ['0']
@@ -135,7 +135,7 @@ def clipped(index: Shape, dims: Shape) -> Shape:
 
 
 def nonnegative(given: Size, zero_based: frozenset[str]) -> bool:
-    """Whether a size is at least zero where all names are at least one, those of ``zero_based`` at least zero."""
+    """True if a size is at least zero when all names are at least one, or zero for those in ``zero_based``."""
     least: int | Fraction = 0
     for monomial, value in given.terms:
         if monomial and (value < 0 or any(isinstance(atom, Quotient) for atom in monomial)):
@@ -146,12 +146,12 @@ def nonnegative(given: Size, zero_based: frozenset[str]) -> bool:
 
 
 def inside(index: Size, extent: Size) -> frozenset[Size]:
-    """Guards of an index in its range."""
+    """Guards that keep an index in its range."""
     return frozenset((index, extent - 1 - index))
 
 
 def guarded(form: Form, guards: Iterable[Size]) -> Form:
-    """The form where guards hold, zero elsewhere."""
+    """The form where the guards hold, and zero elsewhere."""
     more = frozenset(each for each in guards if each.number is None or each.number < 0)
     if any(each.number is not None for each in more):
         return ()
@@ -169,7 +169,7 @@ def summed(form: Form, index: Size, extent: Size) -> Form:
 
 
 def multiplied(a: Form, b: Form) -> Form:
-    """The product of two forms; their bound indices have names of their own."""
+    """The product of two forms, whose bound indices have distinct names."""
     return tuple(
         Piece(x.coefficient * y.coefficient, x.guards | y.guards, x.bounds | y.bounds, x.factors + y.factors)
         for x in a
@@ -183,7 +183,7 @@ def scaled(form: Form, by: Size) -> Form:
 
 
 def cases(form: Form) -> list[tuple[frozenset[Size], Form]]:
-    """The form as guards with what it is where they hold: guards without a bound index are decided.
+    """Case distinction over the guards without a bound index: pairs of guards and the form where they hold.
 
     Raises:
         Unprovable: there are too many cases.
@@ -202,7 +202,7 @@ def cases(form: Form) -> list[tuple[frozenset[Size], Form]]:
 
 
 def contradictory(guards: frozenset[Size]) -> bool:
-    """Whether two guards exclude each other, seen from their sum."""
+    """True if the sum of two guards shows that they exclude each other."""
     return any((number := (a + b).number) is not None and number < 0 for a in guards for b in guards)
 
 
@@ -218,7 +218,7 @@ def applied(function: str, form: Form) -> Form:
 
 
 def _reciprocal(form: Form) -> Form:
-    """One over a form; factors of all its pieces that no bound index and no guard concerns are taken out."""
+    """One over a form; factors common to all its pieces and independent of bound indices are extracted."""
     out: list[Piece] = []
     for guards, of in cases(form):
         common = [f for f in of[0].factors if all(f in p.factors for p in of)] if of else []
@@ -231,7 +231,7 @@ def _reciprocal(form: Form) -> Form:
 
 
 def _inverted(factor: Factor) -> Factor:
-    """One over a factor; over an inverse, what is inverted."""
+    """One over a factor; for an inverse, its argument."""
     if isinstance(factor, Call) and factor.function == "recip":
         (piece, *more) = factor.of
         if not more and piece == Piece(factors=piece.factors) and len(piece.factors) == 1:
@@ -245,7 +245,7 @@ def _exp(form: Form) -> Form:
 
 
 def largest(form: Form, indices: Mapping[str, Size]) -> Form:
-    """The largest over indices with extents: a set of pieces, nested sets united."""
+    """The maximum over indices with extents, as a set of pieces in which nested sets are merged."""
     names = frozenset(indices)
     ranges = frozenset(guard for name, extent in indices.items() for guard in inside(size(name), extent))
     outer = frozenset(g for piece in form for g in piece.guards if not g.names() & (names | piece.bounds))
@@ -272,7 +272,7 @@ def _outer_cases(form: Form, outer: frozenset[Size]) -> list[tuple[frozenset[Siz
 
 
 def _members(of: Form) -> Form:
-    """A value as members of a set: those of a largest alone, else itself."""
+    """A value as members of a set: those of a plain maximum, else the value itself."""
     if len(of) == 1 and of[0].coefficient == ONE and not of[0].guards and not of[0].bounds and len(of[0].factors) == 1:
         factor = of[0].factors[0]
         if isinstance(factor, Call) and factor.function == "max":
@@ -294,20 +294,20 @@ def substituted(piece: Piece, by: Mapping[str, Size]) -> Piece:
 
 
 def coordinates(factor: Factor) -> list[Size]:
-    """Indices of the elements in a factor, in order."""
+    """Indices of all elements in a factor, in order."""
     if isinstance(factor, Element):
         return list(factor.index)
     return [each for piece in factor.of for inner in piece.factors for each in coordinates(inner)]
 
 
 Simplify: TypeAlias = Callable[[frozenset[Size]], frozenset[Size] | None]
-"""Guards without those that are implied; None where they exclude each other."""
+"""Function that removes implied guards; None: they exclude each other."""
 
 
 def canonical(piece: Piece, simplify: Simplify, depth: int = 0, member: bool = False) -> Piece | None:
-    """A piece whose bound indices are named by where they stand, so that renaming and shifting makes no difference.
+    """The canonical form of a piece, in which bound indices are named by position: renaming and shifting has no effect.
 
-    None where its guards exclude each other. A ``member`` of a largest counts once, however often it occurs.
+    None: its guards exclude each other. A ``member`` of a maximum counts once, even if it occurs several times.
 
     Raises:
         Unprovable: there are too many similar factors.
@@ -329,7 +329,7 @@ def canonical(piece: Piece, simplify: Simplify, depth: int = 0, member: bool = F
 
 
 def pinned(piece: Piece) -> Piece:
-    """The piece without bound indices that two opposite guards hold at one value."""
+    """The piece without bound indices that two opposite guards fix at one value."""
     for guard in sorted(piece.guards, key=str):
         if -guard not in piece.guards:
             continue
@@ -351,11 +351,11 @@ def _canonical_call(factor: Factor, simplify: Simplify, depth: int) -> Factor:
         members = sorted(set(pieces), key=str)
         kept = [m for m in members if not any(_contains(other, m, simplify) for other in members if other is not m)]
         return Call("max", tuple(kept))
-    return Call(factor.function, tuple(sorted(joined(pieces), key=str)))
+    return Call(factor.function, tuple(sorted(collected(pieces), key=str)))
 
 
-def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Pieces with the same guards and factors added up."""
+def collected(pieces: Iterable[Piece]) -> list[Piece]:
+    """Pieces with equal guards and factors added up."""
     sums: dict[tuple[frozenset[Size], frozenset[str], tuple[Factor, ...]], Size] = {}
     for piece in pieces:
         key = (piece.guards, piece.bounds, piece.factors)
@@ -364,7 +364,7 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def _contains(many: Piece, one: Piece, simplify: Simplify) -> bool:
-    """Whether a member of a largest is one of the members that another stands for, by its bound indices."""
+    """True if a member of a maximum is an instance of another member for some values of its bound indices."""
     if not many.bounds or len(one.bounds) >= len(many.bounds):
         return False
     left, right = ([c for factor in piece.factors for c in coordinates(factor)] for piece in (many, one))
@@ -380,7 +380,7 @@ def _masked(factor: Factor, bounds: frozenset[str]) -> str:
 
 
 def _named(piece: Piece, simplify: Simplify, depth: int, member: bool) -> Piece | None:
-    """Bound indices replaced one after the other by the coordinate in which each stands with a factor of one."""
+    """Replace bound indices one after another by the coordinate in which each has a factor of one or minus one."""
     unsolved, by, names = set(piece.bounds), dict[str, Size](), list[str]()
     progress = True
     while progress and unsolved:
@@ -419,7 +419,7 @@ def _named(piece: Piece, simplify: Simplify, depth: int, member: bool) -> Piece 
 
 
 def _extent(guards: list[Size], name: str) -> Size | None:
-    """How many values an index has that no factor contains, where its two guards say so plainly."""
+    """Number of values of an index that no factor contains, if its two guards are a plain range; else None."""
     index = size(name)
     if len(guards) != 2 or index not in guards:
         return None
@@ -429,7 +429,7 @@ def _extent(guards: list[Size], name: str) -> Size | None:
 
 
 def unit(piece: Piece) -> Piece:
-    """A piece in which sizes and factors have cancelled with their inverses."""
+    """The piece with sizes and factors cancelled against their inverses."""
     coefficient, kept = piece.coefficient, list[Factor]()
     rest = list(piece.factors)
     for factor in piece.factors:

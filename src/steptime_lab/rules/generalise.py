@@ -1,8 +1,8 @@
-"""From an equality at equal sizes to a rule with sizes as general as tests allow.
+"""Generalisation of an equality at equal sizes to a rule with sizes as general as tests allow.
 
-Every dim of a variable, every cut and window gets a size of its own; equalities that shapes require are solved. If the
-result fails a short test, sizes are taken together again as far as needed: one after the other is set free and stays so
-if the test holds.
+Every dim of a variable, every cut and every window gets a size of its own; equalities that shapes require are solved.
+If the result fails a short test, sizes are identified again as far as needed: one after another is freed, and stays
+free if the test holds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steptime_lab.rules.verify_random import fuzzed
 
 TESTS: Final = 8
 FREE: Final = frozenset(("stride", "pad", "dilation", "kernel", "before", "after", "border", "factor", "extent"))
-"""Attributes that a rule may leave open."""
+"""Attributes that a rule may have as free sizes."""
 BORDERS: Final = frozenset(("pad", "before", "after", "border"))
 LETTERS: Final = "abcdefghijklmnopqrst"
 TENSORS: Final = ("x", "y", "z", "w", "v", "u")
@@ -29,7 +29,7 @@ TENSORS: Final = ("x", "y", "z", "w", "v", "u")
 
 @dataclass(slots=True)
 class _Opened:
-    """A term in the making: new sizes, with what stood in the place of each."""
+    """Builder of a term with new sizes, which records the original of each."""
 
     universe: Universe
     cuts: str
@@ -38,20 +38,20 @@ class _Opened:
     shared: dict[tuple[Size, Size], Size] = field(default_factory=dict)
 
     def new(self, before: Size) -> Size:
-        """A size of its own in the place of another."""
+        """A new size in place of another."""
         name = f"{LETTERS[len(self.was) % 20]}{len(self.was)}"
         self.was[name] = before
         return size(name)
 
     def opened(self, name: str, before: Size) -> Size:
-        """A size for an attribute: one for all borders, and one for all attributes of a name, that were equal."""
+        """A new size for an attribute, shared by equal borders and by equal attributes of one name."""
         key = size(f"{'pad' if name in BORDERS else name}_"), before
         if key not in self.shared:
             self.shared[key] = self.new(before)
         return self.shared[key]
 
     def term(self, given: Term) -> Term:
-        """A term with sizes of its own."""
+        """The term with new sizes."""
         if given.op == VARIABLE:
             if given.name not in self.variables:
                 declared = next(v for v in self.universe.variables if v.name == given.name)
@@ -69,7 +69,7 @@ class _Opened:
         return term(given.op, children, attributes if names != ("...",) else given.attributes)
 
     def _cut(self, given: Term, child: Term) -> tuple[Size, ...]:
-        """Cuts of a slice: open, one size for equal cuts; else it begins at zero and ends at the end where it did."""
+        """Cuts of a slice: open ones share a size if equal; else those at zero and at the end stay there."""
         axis, start, end = given.attributes
         if self.cuts in ("open", "tied"):
             key = axis if self.cuts == "open" else ZERO
@@ -92,7 +92,7 @@ class _Opened:
 
 
 def _joint(given: Term, axis: int, opened: _Opened) -> Size | None:
-    """Where the concatenation below element by element operators joins its first part."""
+    """End of the first part of a concatenation below element-wise operators; None: there is no concatenation."""
     while given.op != VARIABLE and given.op != "concat":
         if not OPERATORS[given.op].aligns or given.op == "matmul":
             return None
@@ -103,9 +103,9 @@ def _joint(given: Term, axis: int, opened: _Opened) -> Size | None:
 
 
 def general(source: Term, target: Term, universe: Universe) -> list[Rule]:
-    """The most general rules that tests allow of an equality in a universe; none where it is false as it stands.
+    """The most general rules that tests allow for an equality in a universe; none if it is false.
 
-    The first may have sizes where dims were one. It need not cover an equality with broadcasting; the last does.
+    The first may have sizes in place of dims of one. It need not cover an equality with broadcasting; the last does.
     """
     slices = any(each.op == "slice" for side in (source, target) for each in side.walk())
     for cuts in ("open", "tied", "joints", "ends") if slices else ("ends",):
@@ -124,7 +124,7 @@ def general(source: Term, target: Term, universe: Universe) -> list[Rule]:
 
 
 def _without_ones(rule: Rule) -> Rule:
-    """The rule with sizes for dims of one, each as far as tests hold."""
+    """The rule with sizes in place of dims of one, as far as tests hold."""
     for number, each in enumerate(rule.variables):
         for at, dim in enumerate(each.dims):
             if dim == ONE:
@@ -141,7 +141,7 @@ def _dims_of_one(rule: Rule) -> int:
 
 
 def _widened(rule: Rule) -> Rule:
-    """A rule that goes element by element without dims of one, if tests hold: it covers what is broadcast."""
+    """An element-wise rule without dims of one if tests hold, as it also covers broadcasting; else the rule."""
     if not rule.pointwise or not any(dim == ONE for each in rule.variables for dim in each.dims):
         return rule
     rank = max(len(each.dims) for each in rule.variables)
@@ -150,7 +150,7 @@ def _widened(rule: Rule) -> Rule:
 
 
 def _reopened(rule: Rule) -> Rule:
-    """The rule with a size of its own for every dim again, where attributes have none of them and tests hold."""
+    """The rule with a new size for every dim, if attributes use no size of dims and tests hold; else the rule."""
     inside = {name for side in (*rule.sources, *rule.targets) for name in side.size_names()}
     if any(inside & dim.names() for each in rule.variables for dim in each.dims):
         return rule
@@ -162,7 +162,7 @@ def _reopened(rule: Rule) -> Rule:
 
 
 def _split(rule: Rule) -> Rule:
-    """The rule with occurrences of one variable told apart, as long as tests hold."""
+    """The rule with separate variables for occurrences of one variable, as far as tests hold."""
     for name in rule.sources[0].variables():
         counts = [sum(t.name == name for t in side[0].walk()) for side in (rule.sources, rule.targets)]
         if min(counts) < 2:
@@ -176,7 +176,7 @@ def _split(rule: Rule) -> Rule:
 
 
 def _apart(rule: Rule, name: str, i: int, j: int) -> Rule | None:
-    """The rule with a new variable at one occurrence of each side, with dims of its own, if tests hold."""
+    """The rule with a new variable at one occurrence on each side, if tests hold; with new dims if these hold too."""
     new = f"{name}_"
     while new in rule.table:
         new += "_"
@@ -191,7 +191,7 @@ def _apart(rule: Rule, name: str, i: int, j: int) -> Rule | None:
 
 
 def _put(given: Term, name: str, new: str, left: list[int]) -> Term:
-    """The term with the occurrence that ``left`` counts down to renamed."""
+    """The term with the occurrence to which ``left`` counts down renamed."""
     if given.op == VARIABLE:
         if given.name != name:
             return given
@@ -201,7 +201,7 @@ def _put(given: Term, name: str, new: str, left: list[int]) -> Term:
 
 
 def _holds(rule: Rule) -> Rule | None:
-    """The rule with its sizes unified, if a short test holds."""
+    """The rule with unified sizes if a short test holds, else None."""
     try:
         out = unified(rule)
         if out is None:
@@ -213,7 +213,7 @@ def _holds(rule: Rule) -> Rule | None:
 
 
 def _narrowed(rule: Rule, was: Mapping[str, Size]) -> Rule | None:
-    """The rule with as few sizes taken together as needed."""
+    """The rule with as few sizes identified as needed."""
     together = {
         name: before.replace({each: size(f"{each}_") for each in before.names()}) for name, before in was.items()
     }
@@ -236,7 +236,7 @@ def _with(rule: Rule, by: Mapping[str, Size]) -> Rule:
 
 
 def named(rule: Rule) -> Rule:
-    """The rule with variables x, y, .. and sizes a, b, .. in the order in which they occur."""
+    """The rule with variables x, y, .. and sizes a, b, .. in order of occurrence."""
     used = tuple(dict.fromkeys(n for side in (*rule.sources, *rule.targets) for n in side.variables()))
     table, letters = rule.table, iter(TENSORS)
     variables = {name: next(letters) for name in used}

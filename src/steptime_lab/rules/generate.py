@@ -1,9 +1,9 @@
-"""New substitutions: terms of up to four operators, grouped by fingerprint; what is equal and underivable is a rule.
+"""Generation of substitutions: terms of up to four operators with equal fingerprints, if not derivable, give rules.
 
-Terms are enumerated by size. Only one representative per fingerprint class is extended, at two assignments of sizes
-at once. A term that equals an earlier one is a candidate, unless a rule that was found before rewrites it at its root
-into a smaller term: then its equality follows (ordered rewriting; the order of :func:`terms.order` is total,
-well-founded and kept by contexts). A candidate is made general in its sizes, tested, proved, and kept.
+Terms are enumerated by number of operators. Only one representative per fingerprint class is extended, at two
+assignments of sizes at once. A term that equals an earlier one is a candidate, unless a known rule rewrites it at its
+root into a smaller term, so that its equality follows (ordered rewriting; the order of :func:`terms.order` is total,
+well-founded and preserved by contexts). A candidate is generalised in its sizes, tested, proved, and kept.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from steptime_lab.rules.verify_egraph import proved_together
 
 COMMUTES: Final = frozenset(("add", "mul", "maximum"))
 CHUNK: Final = 1 << 15
-"""Candidates that are evaluated at once."""
+"""Number of candidates that are evaluated at once."""
 MOST: Final = 3_000_000
-"""Candidates of one size in one universe."""
+"""Most candidates with one number of operators in one universe."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ Level: TypeAlias = dict[Shape, Bucket]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates of one template on one pair of buckets: fingerprints, and the places of their arguments."""
+    """Candidates of one template on one or two buckets: fingerprints, and positions of their arguments."""
 
     template: Template
     buckets: tuple[Bucket, ...]
@@ -62,7 +62,7 @@ class Candidates:
 
 @dataclass(slots=True)
 class Found:
-    """What an enumeration has found: rules by their root, counts for the report."""
+    """Results of an enumeration: rules, also by root, and counts for the report."""
 
     rules: list[Rule] = field(default_factory=list)
     texts: set[str] = field(default_factory=set)
@@ -70,7 +70,7 @@ class Found:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, rule: Rule) -> None:
-        """Keep a rule for both directions."""
+        """Add a rule in both directions."""
         self.rules.append(rule)
         self.texts.add(str(rule))
         for way in (rule, rule.reverse()):
@@ -83,7 +83,7 @@ class Found:
         self.counts[name] = self.counts.get(name, 0) + number
 
     def reduces(self, given: Term, universe: Universe, variables: Mapping[str, Variable]) -> bool:
-        """Whether a rule rewrites a term at its root into a smaller one."""
+        """True if a rule rewrites a term at its root into a smaller one."""
         key = order(given)
 
         def holds(condition: Condition) -> bool:
@@ -99,7 +99,7 @@ class Found:
 
 
 def _alike(pattern: Term, given: Term) -> bool:
-    """Whether a pattern's operators stand where a term's do; sizes and variables are not compared."""
+    """True if the operators of a pattern match those of a term; sizes and variables are not compared."""
     if pattern.op == VARIABLE:
         return True
     return (
@@ -110,12 +110,12 @@ def _alike(pattern: Term, given: Term) -> bool:
 
 
 def domain_of(universe: Universe) -> Domain:
-    """Residues, or a pair of fields where a template has exp in it."""
+    """Residues, or a pair of fields if a template contains exp."""
     return FieldPair() if {"exp", "softmax"} & {each.op for each in universe.templates} else Residues()
 
 
 def explored(universe: Universe, found: Found, seed: int, operators: int, progress: Callable[[str], None]) -> None:
-    """All rules of one universe up to a number of operators, added to what was found."""
+    """Find all rules of one universe up to a number of operators, and add them to ``found``."""
     domain, variables = domain_of(universe), {v.name: v for v in universe.variables}
     levels: list[Level] = [_leaves(universe, domain, seed)]
     known: dict[int, Term] = {}
@@ -139,7 +139,7 @@ def explored(universe: Universe, found: Found, seed: int, operators: int, progre
 
 
 def _generality(pair: tuple[Term, Term]) -> tuple[object, ...]:
-    """Small terms first; of equal size those with more variables, of which others are instances."""
+    """Sort key: small terms first; among equal sizes, more variables first, as others are their instances."""
     given, other = pair
     return given.operators, given.leaves, -len(given.variables()), order(given), order(other)
 
@@ -156,7 +156,7 @@ def _consider(given: Term, other: Term, universe: Universe, variables: Mapping[s
             continue
         try:
             verdict = checked(rule)
-        except UserError:  # sizes that fulfil all conditions are too rare to be found
+        except UserError:  # sizes that satisfy all conditions are too rare
             found.count("false")
             continue
         if verdict.counterexample is not None or not verdict.rule.certificate.exact:
@@ -181,7 +181,7 @@ def _leaves(universe: Universe, domain: Domain, seed: int) -> Level:
 
 
 def _fingerprint(arrays: Sequence[Array], domain: Domain, seed: int) -> Array:
-    """One number of 64 bits per term from its values at all assignments."""
+    """A 64-bit fingerprint for each term from its values at all assignments."""
     total: Array | None = None
     prime = np.uint64(0x9E3779B97F4A7C15)
     for number, array in enumerate(arrays):
@@ -197,7 +197,7 @@ def _fingerprint(arrays: Sequence[Array], domain: Domain, seed: int) -> Array:
 
 
 def _typed(keys: Array, kind: int) -> Array:
-    """Fingerprints with the number of the type in them."""
+    """Fingerprints mixed with the number of the type."""
     return np.asarray(keys ^ np.uint64((kind + 1) * 0x9E3779B97F4A7C15 % 2**64))
 
 
@@ -232,7 +232,7 @@ def _typed_buckets(levels: Sequence[Level], split: tuple[int, ...]) -> Iterator[
 
 
 def _result(template: Template, shapes: tuple[Shape, ...], universe: Universe) -> Shape | None:
-    """The type of a template on types; None where it does not fit, or is none of the universe's."""
+    """The result type of a template; None: arguments do not fit, or the type is not in the universe."""
     needs: list[Condition] = []
     try:
         out = OPERATORS[template.op].shape(template.attributes, list(shapes), needs)
@@ -277,7 +277,7 @@ def _values(
     for number, at in enumerate(universe.assignments):
         arrays = [np.take(b.values[number], p, axis=domain.lead) for b, p in zip(buckets, places, strict=True)]
         attributes = tuple(each.value(at) for each in template.attributes)
-        if len({array.ndim for array in arrays}) > 1:  # dims of one after the number of the candidate
+        if len({array.ndim for array in arrays}) > 1:  # dims of one after the axis of candidates
             rank = max(array.ndim for array in arrays)
             lead = domain.lead + 1
             arrays = [a.reshape(*a.shape[:lead], *[1] * (rank - a.ndim), *a.shape[lead:]) for a in arrays]
@@ -288,9 +288,9 @@ def _values(
 def _resolved(
     made: Sequence[Candidates], known: dict[int, Term], last: bool
 ) -> tuple[list[tuple[Term, Term]], dict[int, list[int]]]:
-    """Pairs of a term and the representative of its class, and which candidates are new representatives.
+    """Pairs of a term and its class representative, and the candidates that are new representatives.
 
-    New ones enter ``known``, except at the last number of operators.
+    New representatives are added to ``known``, except at the last number of operators.
     """
     groups: dict[int, list[tuple[int, int]]] = {}
     out: list[tuple[Term, Term]] = []
@@ -316,7 +316,7 @@ def _resolved(
 def _extended(
     made: Sequence[Candidates], fresh: Mapping[int, Sequence[int]], universe: Universe, domain: Domain
 ) -> Level:
-    """The next level: the new representatives with their values."""
+    """The next level: new representatives with their values."""
     terms: dict[Shape, list[Term]] = {}
     values: dict[Shape, list[list[Array]]] = {}
     for number, places in fresh.items():
@@ -333,9 +333,10 @@ def _extended(
 
 
 def minimal(rules: Sequence[Rule], progress: Callable[[str], None]) -> list[Rule]:
-    """Rules that do not follow from smaller ones in an e-graph: within two rounds, one for three operators and more.
+    """Rules that do not follow from smaller ones in an e-graph within two rounds (one from three operators on).
 
-    Rules enter by number of operators; those of one number in batches, so that later ones can follow from earlier ones.
+    Rules are added by number of operators, and in batches of one number so that later ones can follow from earlier
+    ones.
     """
     kept: list[Rule] = []
     ordered = sorted(rules, key=lambda rule: (rule.operators, *_generality((rule.sources[0], rule.targets[0]))))
@@ -352,6 +353,6 @@ def minimal(rules: Sequence[Rule], progress: Callable[[str], None]) -> list[Rule
 
 
 LARGE: Final = 3
-"""Operators from which on a second round of the e-graph takes too long."""
+"""Number of operators from which a second round of the e-graph takes too long."""
 BATCHES: Final = 8
-"""Batches of rules with one number of operators."""
+"""Number of batches of rules with one number of operators."""

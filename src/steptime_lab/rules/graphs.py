@@ -1,7 +1,7 @@
 """Captured graphs as terms of the rule language.
 
-An operator is a term where rules know it, for one float type or as a movement; everything else is a variable, weights
-among them. Values are equal whatever their strides; equal terms are one.
+An operator that rules know, for one float type or as a movement, is a term; everything else, including weights, is a
+variable. Strides of values do not matter; equal terms are one object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steptime_lab.rules.sizes import Condition, Size, size
 from steptime_lab.rules.terms import Shape, Term, term, variable
 
 MOVEMENTS: Final = frozenset({"concat", "slice", "pad", "enlarge", "transpose", "permute", "reshape", "expand"})
-"""Operators that hold for every element type."""
+"""Operators for which rules hold with every element type."""
 NO_KERNEL: Final = frozenset({"slice", "transpose", "permute", "reshape", "expand"})
 
 
@@ -34,9 +34,9 @@ class Terms:
         self.having: dict[str, list[Term]] = defaultdict(list)
         """Operator -> its terms."""
         self.values: dict[Term, list[Value]] = defaultdict(list)
-        """Term -> values of the graph that are equal to it."""
+        """Term -> equal values of the graph."""
         self.steady: set[Term] = set()
-        """Terms that are the same in every run: weights, and what is made of weights alone."""
+        """Terms with the same value in every run: weights, and terms made of weights alone."""
         self._flow = flow
         self._dtypes: dict[Term, str] = {}
         self._terms: dict[Value, Term] = {}
@@ -53,9 +53,9 @@ class Terms:
         return self._terms[value]
 
     def make(self, op: str, attributes: tuple[float, ...], *children: Term | None) -> Term | None:
-        """An operator on terms; None where an argument is missing or the types do not fit it.
+        """An operator on terms; None: an argument is missing or has an unsuitable type.
 
-        What moves nothing is its argument.
+        A movement without effect is its argument.
         """
         given = tuple(each for each in children if each is not None)
         if len(given) != len(children):
@@ -76,7 +76,7 @@ class Terms:
         return made
 
     def closed(self, pattern: Term, given: Term) -> bool:
-        """Whether a rule does not look into a term: what is made of weights costs nothing, however it is made."""
+        """True if a pattern may not look into a term, as terms made of weights cost nothing in any form."""
         return given in self.steady and pattern.op not in NO_KERNEL
 
     def _add(self, made: Term, shape: Shape, dtype: str, steady: bool) -> None:
@@ -114,7 +114,7 @@ class Terms:
 
 @lru_cache(maxsize=2**17)
 def _shape(op: str, attributes: tuple[Size, ...], shapes: tuple[Shape, ...]) -> Shape | None:
-    """Shape of an operator on numbers; None where it does not take them."""
+    """Shape of an operator's result for numeric shapes; None: it does not accept them."""
     needs: list[Condition] = []
     try:
         dims = OPERATORS[op].shape(attributes, list(shapes), needs)

@@ -1,4 +1,4 @@
-"""Terms as nodes of a graph: the ATen operators that compute them on typed values."""
+"""Lowering of terms to nodes of a graph: ATen operators that compute them on typed values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _pool(op: str) -> Lower:
 
 
 def padded(nodes: Nodes, x: Value, pads: Sequence[int]) -> Value:
-    """Zeros around the last dims: before and after the last one, then of the one before it."""
+    """Pad with zeros: before and after the last dim, then the dim before it, and so on."""
     shape = list(x.type.shape)
     for at in range(len(pads) // 2):
         shape[-1 - at] += pads[2 * at] + pads[2 * at + 1]
@@ -105,18 +105,18 @@ LOWERINGS: Final[Mapping[str, Lower]] = {
     "max": _reduction("amax"),
     "softmax": lambda nodes, given, a: making.softmax(nodes, given[0], a[0]),
 }
-"""Operator -> the ATen nodes that compute it on typed values."""
+"""Operator -> function that makes the ATen nodes which compute it on typed values."""
 
 
 class Lowering:
-    """Makes the nodes of terms over given values; what is made of weights alone is computed before the run.
+    """Builder of nodes for terms over given values; terms of weights alone become constants.
 
     Args:
-        scene: where they are made.
-        values: of terms, variables among them.
-        sizes: numbers of names.
-        steady: which of these terms are the same in every run; None: those whose values are in the graph.
-        copies: a convolution copies a tensor with gaps first, as PyTorch does.
+        scene: the graph in which nodes are made.
+        values: values of terms, including variables.
+        sizes: numbers for names of sizes.
+        steady: predicate of terms in ``values`` that are the same in every run; None: their values are weights.
+        copies: convolutions first copy a tensor with gaps, as PyTorch does.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class Lowering:
         self._made: dict[Term, tuple[Value, bool]] = {}
 
     def value(self, given: Term) -> Value:
-        """The value of a term, as a constant where it is made of weights."""
+        """The value of a term; a constant if it is made of weights alone."""
         return self._folded(*self._of(given))
 
     def _of(self, given: Term) -> tuple[Value, bool]:
-        """The value, and whether it is the same in every run."""
+        """The value of a term, and True if it is the same in every run."""
         if given in self._values:
             return self._values[given], self._steady(given)
         if given not in self._made:
@@ -175,7 +175,7 @@ class Lowering:
         return self._scene.constant(value) if steady and source.op not in SOURCES else value
 
     def _padded(self, given: Term) -> tuple[Value, bool]:
-        """Zeros around a tensor: terms that pad one after the other are one node."""
+        """Nested ``pad`` terms as one node."""
         around: dict[int, tuple[int, int]] = {}
         while given.op == "pad" and given not in self._values:
             axis, before, after = map(int, self._numbers(given))
@@ -196,5 +196,5 @@ def _number(given: Size, at: Mapping[str, int]) -> int | float:
 
 
 def lowered(nodes: Nodes, op: str, attributes: tuple[int | float, ...], given: Sequence[Value]) -> Value:
-    """An operator on typed values as ATen nodes; a convolution takes a bias too."""
+    """An operator on typed values as ATen nodes; a convolution also accepts a bias."""
     return LOWERINGS[op](nodes, given, attributes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Which rules may match a term of a graph: found by the operators at the root and of its arguments."""
+"""Index of the rules that may match a term of a graph, by the operators at its root and of its arguments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from steptime_lab.rules.sizes import Condition
 from steptime_lab.rules.terms import VARIABLE, Term
 
 PARTIAL: Final = frozenset({"sqrt", "recip"})
-"""Functions that are not defined everywhere: a rule that adds or drops one is not used."""
+"""Partial functions; a rule that adds or drops one is not used."""
 MADE_OF_NOTHING: Final = frozenset({"zero", "one", "identity"})
 
 
 def is_usable(way: Rule) -> bool:
-    """Whether a way of a rule can be applied to graphs: a match says all that its target has, and it has a kernel."""
+    """True if a direction of a rule applies to graphs: a match binds all of its target, which can be lowered."""
     source = way.sources[0]
     if len(way.sources) > 1 or source.op == VARIABLE or not way.applicable:
         return False
@@ -28,24 +28,24 @@ def is_usable(way: Rule) -> bool:
 
 
 class Way:
-    """One way of a rule of one output."""
+    """One direction of a rule with one output."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule, self.source, self.target = rule, rule.sources[0], rule.targets[0]
 
     @cached_property
     def needs(self) -> list[Condition]:
-        """What sizes have to fulfil; nothing where all variables may be broadcast."""
+        """Conditions on sizes; none if all variables may be broadcast."""
         return [] if self.rule.pointwise else self.rule.needs()
 
     def match(self, terms: Terms, given: Term) -> Match | None:
-        """The match at a term of a graph."""
+        """The match at a term of a graph, or None."""
         weights = terms.steady.__contains__
         return matches(self.rule, (given,), {}, weights, self.needs, known=terms.shapes, closed=terms.closed)
 
 
 def ways_of(rules: Iterable[Rule]) -> tuple[Way, ...]:
-    """Both ways of rules, each where it is usable, and once."""
+    """The usable directions of rules, without duplicates."""
     ways: dict[tuple[object, ...], Rule] = {}
     for rule in rules:
         for way in (rule, rule.reverse()):
@@ -55,7 +55,7 @@ def ways_of(rules: Iterable[Rule]) -> tuple[Way, ...]:
 
 
 class Index:
-    """Rules by the operators at the root and of its arguments.
+    """Rules by the operators at the root of their source and of its arguments.
 
     >>> from steptime_lab.rules.declared import rule_of
     >>> from steptime_lab.rules.terms import parsed
@@ -71,11 +71,11 @@ class Index:
 
     def at(self, given: Term) -> list[Way]:
         """Rules that may match at a term."""
-        wanted = _key(given)
+        key_of_term = _key(given)
         if 2 ** len(given.children) > len(self._rows):  # many arguments have too many combinations
-            fits = (len(key) == len(wanted) and all(map(_covers, key, wanted)) for key in self._rows)
+            fits = (len(key) == len(key_of_term) and all(map(_covers, key, key_of_term)) for key in self._rows)
             return [way for ways, fit in zip(self._rows.values(), fits, strict=True) if fit for way in ways]
-        keys = product(*[dict.fromkeys((VARIABLE, each)) for each in wanted[1:]])
+        keys = product(*[dict.fromkeys((VARIABLE, each)) for each in key_of_term[1:]])
         return [way for key in keys for way in self._rows.get((given.op, *key), ())]
 
 

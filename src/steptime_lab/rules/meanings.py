@@ -1,4 +1,4 @@
-"""What operators of captured graphs mean in the operators of rules, for one element type of floats or as movements."""
+"""Translation of operators of captured graphs into operators of rules, for one float type or as movements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Made = Term | None
 Define = Callable[["Terms", Node, Sequence[Term]], Sequence[Made] | None]
-"""From the terms of the inputs to the term of each output, None where rules have no operator for it."""
+"""Function from terms of the inputs to the term of each output; None: rules have no operator for it."""
 
 
 def _integers(node: Node, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ def _single(row: Callable[[Terms, Node, Sequence[Term]], Made]) -> Define:
 
 
 def _plain(op: str) -> Define:
-    """An operator of tensors alone."""
+    """An operator whose only arguments are tensors."""
     return _single(lambda terms, node, given: terms.make(op, (), *given))
 
 

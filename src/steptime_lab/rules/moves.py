@@ -1,4 +1,4 @@
-"""Rules as passes: for every search, found by the operator at their root; those of the package, or of a user's file."""
+"""Rules of the package or of a user's file as passes for every search, grouped by the operator at their root."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from steptime_lab.rules.store import proved_axioms, shipped
 from steptime_lab.rules.terms import VARIABLE, Term, replaced
 
 EXACT: Final = MOVEMENTS | {VARIABLE, "maximum", "max", "maxpool", "relu", "neg"}
-"""Operators that round nothing: a rule of these alone gives the same bits."""
+"""Operators without rounding; a rule of these alone gives bit-equal results."""
 
 
 @cache
 def shipped_ways() -> tuple[Way, ...]:
-    """The ways of the shipped rules that graphs can use."""
+    """The usable directions of the shipped rules."""
     return ways_of(shipped().rules)
 
 
 def reorders(way: Way) -> bool:
-    """Whether a rule may change the last bits: it has operators that round, and not the same ones on both sides.
+    """True if a rule may change the last bits, because its sides have different operators that round.
 
-    Operators that round are the same on both sides where only movements stand between them; sums over a longer or a
-    shorter dim are taken for different ones.
+    Operators that round count as equal if only movements separate them; sums over dims of other lengths count as
+    different.
     """
     pair = (way.source, way.target)
     sides = [sorted(each.op for each in side.walk() if each.op not in EXACT) for side in pair]
@@ -44,7 +44,7 @@ def reorders(way: Way) -> bool:
 
 
 _LAST: list[tuple[Flow, Terms]] = []
-"""The graph that was looked at last: all passes of a search see the same one."""
+"""Cache of the last graph, which all passes of a search share."""
 
 
 def _seen(flow: Flow) -> Terms:
@@ -55,7 +55,7 @@ def _seen(flow: Flow) -> Terms:
 
 @dataclass(frozen=True, slots=True)
 class RuleFinder:
-    """Finds rules with one operator at their root: the ``find`` of a pass."""
+    """The ``find`` function of a pass for rules with one operator at their root."""
 
     root: str
     index: Index
@@ -74,7 +74,7 @@ class RuleFinder:
 
 
 def _match(scene: Scene, terms: Terms, given: Term, way: Way, found: RuleMatch) -> Match | None:
-    """A match as values that are replaced; None where the target is what is there, or its types do not fit."""
+    """A match as replacements of values; None: the target is already there, or its types do not fit."""
     old = terms.values[given]
     try:
         target = replaced(way.target, found.terms, found.sizes)
@@ -89,7 +89,7 @@ def _match(scene: Scene, terms: Terms, given: Term, way: Way, found: RuleMatch) 
 
 
 def passes_of(ways: Iterable[Way], origin: str) -> tuple[Pass, ...]:
-    """Rules as passes: one for each operator at their root, those that may change the last bits apart."""
+    """Rules as passes, grouped by the operator at their root and by :func:`reorders`."""
     groups: dict[tuple[str, bool], list[Way]] = {}
     for way in ways:
         groups.setdefault((way.source.op, reorders(way)), []).append(way)
@@ -114,16 +114,16 @@ def rule_moves() -> tuple[Pass, ...]:
 
 
 def rules(given: str) -> tuple[Pass, ...]:
-    """Rules as a set of moves: ``shipped``, or a file of a user."""
+    """Rules as a set of moves: ``shipped``, or a user's file."""
     return rule_moves() if given == "shipped" else rules_of_file(Path(given))
 
 
 def rules_of_file(path: Path) -> tuple[Pass, ...]:
-    """The rules of a user's file as passes, each certified.
+    """The certified rules of a user's file as passes.
 
     Raises:
         InputFileError: it cannot be read.
-        UserError: a rule is unsound, with the sizes and values that show it, or has no proof.
+        UserError: a rule is unsound (the message has sizes and values that show it), or has no proof.
     """
     return passes_of(ways_of(certified_rules(path)), str(path))
 

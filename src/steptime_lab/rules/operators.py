@@ -1,7 +1,7 @@
-"""Operators of terms, one row each: shape with conditions, value in a number system, element at an index, names.
+"""Operators of terms as rows: shape with conditions, value in a number system, element at an index, names.
 
-Axes are negative, so that an operator does the same below any leading dims; ``lifts`` tells where it does. Reductions
-keep their dim with size one. Source: PyTorch's reference of ``torch`` and ``torch.nn.functional``.
+Axes are negative, so that an operator can also apply below leading dims; ``lifts`` is True if it does. Reductions keep
+their dim with size one. Source: PyTorch's reference of ``torch`` and ``torch.nn.functional``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Numbers: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One operator; see the module."""
+    """One operator with its shape, value and element functions, and its names in ATen and LaTeX."""
 
     name: str
     arity: int
@@ -61,14 +61,14 @@ class Operator:
     tex: str
     lifts: bool = True
     aligns: bool = False
-    """Whether arguments of fewer dims are broadcast along leading dims."""
+    """Arguments of fewer dims are broadcast along leading dims."""
 
 
 def axis_of(given: Size, rank: int) -> int:
     """A negative axis as a number.
 
     Raises:
-        UserError: it is none, or out of range.
+        UserError: it is not a number, or out of range.
     """
     axis = given.number
     if axis is None or not -rank <= axis < 0:
@@ -83,7 +83,7 @@ def put(shape: Sequence[Size], axis: int, value: Size) -> Shape:
 
 
 def broadcast(shapes: Sequence[Shape], needs: list[Condition]) -> Shape:
-    """Common dims; a dim of one stretches, others have to be equal."""
+    """Broadcast dims; a dim of one stretches, and others must be equal."""
     rank = max(map(len, shapes))
     out: list[Size] = []
     for axis in range(-rank, 0):
@@ -136,7 +136,7 @@ def _larger_element(forms: Sequence[Form]) -> Form:
 
 
 def _larger_cases(forms: Sequence[Form]) -> Form:
-    """A maximum of forms with guards: case by case over both."""
+    """A maximum of two forms with guards, by cases over both."""
     left, right = (largest(form, {}) for form in forms)
     out: list[Piece] = []
     for a in left:

@@ -1,4 +1,4 @@
-"""Pictures of rules: trees for a terminal, both graphs side by side as SVG."""
+"""Pictures of rules: trees for a terminal, and both graphs side by side as SVG."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARGIN: Final = 14
 
 
 def label(given: Term, rule: Rule) -> str:
-    """What stands in the box of a term: a variable with its dims, or an operator with its attributes."""
+    """Label of a term: a variable with its dims, or an operator with its attributes."""
     if given.op == VARIABLE:
         return str(rule.table[given.name])
     attributes = f"[{', '.join(map(str, given.attributes))}]" if given.attributes else ""
@@ -36,7 +36,7 @@ def tree(given: Term, rule: Rule) -> list[str]:
 
 
 def drawn(rule: Rule, width: int = 80) -> str:
-    """Both sides next to each other as text, one below the other where they are too wide."""
+    """Text of both sides next to each other, or one below the other if they are too wide."""
     sides = [[line for term in side for line in tree(term, rule)] for side in (rule.sources, rule.targets)]
     left = max(map(len, sides[0])) + 4
     if left + max(map(len, sides[1])) + 3 > width:
@@ -66,7 +66,7 @@ def tex(given: Term) -> str:
 
 
 def svg(rule: Rule) -> str:
-    """Both graphs side by side: inputs above, outputs below; what both outputs share is one box."""
+    """SVG of both graphs side by side, inputs above and outputs below; shared terms of outputs are one box."""
     parts, left, height = [], MARGIN, 0
     for title, side in (("source", rule.sources), ("target", rule.targets)):
         boxes, wide, high = _placed(side)
@@ -83,7 +83,7 @@ def svg(rule: Rule) -> str:
 
 
 def _placed(side: Sequence[Term]) -> tuple[dict[Term, tuple[int, int]], int, int]:
-    """Place of every box: one row per depth below the inputs."""
+    """Position of every box (one row per depth below the inputs), width and height."""
     depths: dict[Term, int] = {}
     for term in side:
         _depth(term, depths)

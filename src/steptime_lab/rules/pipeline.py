@@ -1,4 +1,4 @@
-"""From nothing to the shipped table: declared rules proved, new ones generated, minimised, certified, numbered."""
+"""Generation of the shipped table: declared rules are proved, new ones generated, minimised, certified, numbered."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ SIBLINGS: Final = "siblings"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is generated: universes up to a number of operators, with a seed; where what is found is kept."""
+    """A generation: universes, number of operators, seed, and output file."""
 
     out: Path
     seed: int = SEED
     operators: int = 4
     universes: Sequence[Universe] = UNIVERSES
     axioms: Sequence[Rule] | None = None
-    """Declared rules to prove from; default: those of the package."""
+    """Declared rules as axioms; None: the rules of the package."""
 
     @property
     def partial(self) -> Path:
-        """The file of what was found so far."""
+        """File of intermediate results."""
         return self.out.with_name(f"{self.out.name}.partial")
 
     def provenance(self, **more: object) -> dict[str, str]:
-        """How the rules are made."""
+        """Provenance of the rules: version, seed, number of operators and further entries."""
         return {"version": str(store.VERSION), "seed": str(self.seed), "operators": str(self.operators)} | {
             name: str(value) for name, value in more.items()
         }
 
 
 def generated(job: Job, progress: Callable[[str], None]) -> store.RuleSet:
-    """The table of rules, written to a file. A run that was stopped goes on after the last universe that ended.
+    """Generate the table of rules and write it; an interrupted run resumes after the last finished universe.
 
     Raises:
         UserError: a file cannot be written, or z3 or egglog is not installed.
@@ -69,10 +69,10 @@ def generated(job: Job, progress: Callable[[str], None]) -> store.RuleSet:
 
 
 def proved_axioms(declared: Sequence[Rule], progress: Callable[[str], None]) -> list[Rule]:
-    """The declared rules that are proved for all sizes; the e-graph takes no other.
+    """The declared rules after a proof for all sizes, which the e-graph requires.
 
     Raises:
-        UserError: a declared rule is not.
+        UserError: a declared rule is not proved.
     """
     verdicts = certified(declared, [])
     for each in verdicts:
@@ -110,7 +110,7 @@ def _shippable(verdicts: Sequence[Verdict]) -> list[Rule]:
 
 
 def _numbered(rules: Sequence[Rule]) -> list[Rule]:
-    """Names by origin and number, for rules without one."""
+    """Distinct rules; those that are not declared are named by origin and number."""
     counts: dict[str, int] = {}
     out, seen = [], set[str]()
     for rule in rules:

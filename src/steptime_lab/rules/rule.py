@@ -1,8 +1,8 @@
-"""A substitution: variables with dims, source and target terms, conditions; how it is matched and applied.
+"""A substitution (variables with dims, source and target terms, conditions), its matching and its application.
 
-One declaration has everything: its text, what sizes it needs, the matcher and rewriter of this module, the rule of an
-e-graph (:mod:`verify_egraph`), its test (:mod:`verify_random`) and its row in a list (:mod:`store`). With several
-sources the rule has several outputs; its sources are matched with common variables.
+One declaration gives all else: its text, its conditions on sizes, matching and rewriting in this module, the rule of an
+e-graph (:mod:`verify_egraph`), its test (:mod:`verify_random`) and its row in a list (:mod:`store`). A rule with
+several sources has several outputs; its sources are matched with common variables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steptime_lab.rules.terms import VARIABLE, Shape, Term, Variable, Variables,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What was proved of a rule: the numbers of shape assignments and shapes, and which general proofs closed."""
+    """Proofs of a rule: numbers of random assignments and exact shapes that agree, and general proofs."""
 
     random: int = 0
     exact: int = 0
@@ -30,7 +30,7 @@ class Certificate:
 
     @property
     def complete(self) -> bool:
-        """Whether the rule may be shipped: both tests, and one of both proofs."""
+        """True if the rule may be shipped: both tests and at least one proof hold."""
         return self.random >= LEAST_ASSIGNMENTS and self.exact > 0 and (self.egraph or self.generic)
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Certificate:
 
 
 LEAST_ASSIGNMENTS = 50
-"""Assignments of sizes on which random values of both sides have to agree."""
+"""Least number of assignments of sizes on which random values of both sides must agree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,34 +61,34 @@ class Rule:
 
     @cached_property
     def lifts(self) -> bool:
-        """Whether leading dims can be added to all variables alike."""
+        """True if the same leading dims can be added to all variables."""
         every = [each for side in (*self.sources, *self.targets) for each in side.walk()]
         ranks = {len(each.dims) for each in self.variables}
         return len(ranks) == 1 and all(each.op == VARIABLE or OPERATORS[each.op].lifts for each in every)
 
     @cached_property
     def pointwise(self) -> bool:
-        """Whether all operators go element by element on the same variables: then any of them may be broadcast."""
+        """True if all operators are element-wise with the same variables on both sides, which may then be broadcast."""
         every = [each for side in (*self.sources, *self.targets) for each in side.walk() if each.op != VARIABLE]
         same = len(self.sources) == 1 and set(self.sources[0].variables()) == set(self.targets[0].variables())
         return same and all(each.op == "scale" or (OPERATORS[each.op].aligns and each.op != "matmul") for each in every)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its sizes."""
+        """Names of all sizes."""
         inside = {name for each in self.variables for dim in each.dims for name in dim.names()}
         inside |= {name for side in (*self.sources, *self.targets) for name in side.size_names()}
         return tuple(sorted(inside | {name for each in self.where for name in each.size.names()}))
 
     @property
     def operators(self) -> int:
-        """Operators of its larger side; what several outputs share counts once."""
+        """Number of operators of the larger side; shared terms of several outputs count once."""
         sides = [{t for term in side for t in term.walk() if t.op != VARIABLE} for side in (self.sources, self.targets)]
         return max(map(len, sides))
 
     @property
     def applicable(self) -> bool:
-        """Whether a match of its sources gives all variables and sizes that its targets and conditions have."""
+        """True if a match of the sources binds all variables and sizes of the targets and conditions."""
         bound = _bound(self.sources, self.table)
         return self.pointwise or bound >= {*self.names, *(name for each in self.targets for name in each.variables())}
 
@@ -97,7 +97,7 @@ class Rule:
         return replace(self, sources=self.targets, targets=self.sources)
 
     def needs(self) -> list[Condition]:
-        """All conditions: its own, what operators of both sides need, equal shapes of outputs."""
+        """All conditions: the rule's own, those of operators on both sides, and equal shapes of outputs."""
         out, known = list(self.where), dict[Term, Shape]()
         for a, b in zip(self.sources, self.targets, strict=True):
             left, right = (shape_of(side, self.table, known, out) for side in (a, b))
@@ -107,7 +107,7 @@ class Rule:
         return list(dict.fromkeys(each for each in out if not each.certain))
 
     def equation(self) -> str:
-        """Both sides as text."""
+        """Text of both sides."""
         return f"{_outputs(self.sources)} = {_outputs(self.targets)}"
 
     def __str__(self) -> str:
@@ -120,14 +120,14 @@ def _outputs(terms: Sequence[Term]) -> str:
 
 
 def _bound(terms: Sequence[Term], table: Variables) -> set[str]:
-    """Variables, and names of sizes that a match of the terms binds."""
+    """Variables and names of sizes that a match of the terms binds."""
     names = {name for each in terms for name in each.variables()}
     sizes = {name for each in names for dim in table[each].dims for name in dim.names()}
     return names | sizes | {name for each in terms for name in each.size_names()}
 
 
 def unified(rule: Rule) -> Rule | None:
-    """The rule with sizes replaced so that its linear equalities hold; None where they contradict each other."""
+    """The rule with sizes replaced such that its linear equalities hold; None: they contradict each other."""
     by = solved(rule.needs())
     if by is None:
         return None
@@ -141,7 +141,7 @@ def unified(rule: Rule) -> Rule | None:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a rule matched: terms of its variables and sizes of its names."""
+    """A match of a rule: terms of its variables, and sizes of its names."""
 
     terms: Mapping[str, Term]
     sizes: Mapping[str, Size]
@@ -159,9 +159,9 @@ def matches(
 ) -> Match | None:
     """The match of a rule's sources with terms at their roots, or None.
 
-    Conditions have to hold for certain, unless ``holds`` knows more of the sizes. ``weights`` tells of a term whether
-    it is constant in inference; by default a term of weights alone is. ``needs``: the rule's, where they are known.
-    ``known``: shapes of terms. ``closed`` tells of a pattern and a term whether the pattern may not look into it.
+    Conditions must hold for certain, unless ``holds`` decides them. ``weights``: predicate of terms that are constant
+    in inference; default: terms of weights alone. ``needs``: conditions of the rule, if known. ``known``: shapes of
+    terms. ``closed``: predicate of a pattern and a term, True if the pattern may not look into the term.
     """
     terms: dict[str, Term] = {}
     equations: list[tuple[Size, Size]] = []
@@ -220,7 +220,7 @@ def _matched(
 
 
 def _bindings(equations: Sequence[tuple[Size, Size]]) -> dict[str, Size] | None:
-    """Sizes for the names of the left sides that make all equations hold; None where there are none."""
+    """Sizes for the names of the left sides that satisfy all equations; None: there are none."""
     out: dict[str, Size] = {}
     left = [(a, b) for a, b in equations if a != b or a.number is None]
     while left:
@@ -256,13 +256,13 @@ def _solve(a: Size, b: Size, out: dict[str, Size]) -> bool:
 
 
 def applied_to(rule: Rule, given: Sequence[Term], variables: Variables) -> tuple[Term, ...] | None:
-    """The targets of a rule for terms that match its sources, or None."""
+    """The targets of a rule for terms that match its sources; None: they do not match."""
     found = matches(rule, given, variables)
     return None if found is None else tuple(replaced(each, found.terms, found.sizes) for each in rule.targets)
 
 
 def rewrites(rule: Rule, given: Term, variables: Variables) -> Iterator[Term]:
-    """All terms that a rule of one output makes of a term, at the root or inside."""
+    """All results of a rule with one output on a term, at the root or inside."""
     here = applied_to(rule, (given,), variables)
     if here is not None:
         yield here[0]
@@ -275,12 +275,12 @@ def rewrites(rule: Rule, given: Term, variables: Variables) -> Iterator[Term]:
 
 
 def assignments(rule: Rule, number: int, seed: int, largest: int = 5) -> Iterator[dict[str, int]]:
-    """Different numbers for the names of a rule's sizes under which all its conditions hold.
+    """Distinct numbers for the names of a rule's sizes that satisfy all its conditions.
 
-    Small ones first; the range grows where there are too few. Ends early where no more are found.
+    Small numbers come first; the range grows if there are too few. The iterator ends early if no more are found.
     """
     names, needs = rule.names, rule.needs()
-    # Dims that are differences of names have to be at least one too.
+    # Dims that are differences of names must be at least one too.
     needs += [Condition(dim - 1, equal=False) for each in rule.variables for dim in each.dims]
     needs = [each for each in dict.fromkeys(needs) if not each.certain]
     rng, seen = np.random.default_rng(seed), set[tuple[int, ...]]()
@@ -304,4 +304,4 @@ def assignments(rule: Rule, number: int, seed: int, largest: int = 5) -> Iterato
 
 
 DRAWS = 800
-"""Assignments that are drawn at once."""
+"""Number of assignments that are drawn at once."""

@@ -1,7 +1,7 @@
-"""Symbolic sizes: polynomials with whole or fractional coefficients over names and floor quotients.
+"""Symbolic sizes: polynomials with integer or fractional coefficients over names and floor quotients.
 
-A dim of a tensor, an attribute of an operator and the index of an element are all sizes. Arithmetic normalises, so that
-equal polynomials are equal objects by value.
+Dims of tensors, attributes of operators and indices of elements are sizes. Arithmetic normalises, so that equal
+polynomials compare equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    r"""$\lfloor n / d \rfloor$ of two sizes, where the division is not exact as polynomials."""
+    r"""Floor quotient $\lfloor n / d \rfloor$ of two sizes whose division is not exact as polynomials."""
 
     numerator: Size
     denominator: Size
@@ -85,7 +85,7 @@ class Size:
 
     @property
     def number(self) -> int | None:
-        """The value where no name is left, else None; fractions have none."""
+        """The value of an integer without names; None: it has names or is a fraction."""
         if not self.terms:
             return 0
         monomial, value = self.terms[0]
@@ -93,14 +93,14 @@ class Size:
 
     @property
     def name(self) -> str | None:
-        """The name where the size is one name alone, else None."""
+        """The name if the size is a single name, else None."""
         if len(self.terms) != 1:
             return None
         (monomial, value), *_ = self.terms
         return monomial[0] if value == 1 and len(monomial) == 1 and isinstance(monomial[0], str) else None
 
     def names(self) -> frozenset[str]:
-        """All names in it, those inside quotients too."""
+        """All names, including those inside quotients."""
         return frozenset(_names(self))
 
     def replace(self, by: Mapping[str, Size]) -> Size:
@@ -116,7 +116,7 @@ class Size:
         return out
 
     def value(self, at: Mapping[str, int]) -> int:
-        """The number for given names.
+        """The number for given numbers of names.
 
         >>> size("2*n - m//2").value({"n": 5, "m": 7})
         7
@@ -134,7 +134,7 @@ class Size:
         return int(total)
 
     def values(self, at: Mapping[str, npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-        """The numbers for arrays of names; a quotient by zero is zero."""
+        """The numbers for arrays of numbers of names; a quotient by zero is zero."""
         import numpy as np
 
         total: npt.NDArray[np.int64] = np.zeros((), dtype=np.int64)
@@ -174,7 +174,7 @@ def _quotient(numerator: Size, denominator: Size) -> Size:
 
 
 def _divided(numerator: Size, by: Size) -> Size | None:
-    """The exact quotient where the divisor is one monomial that divides every term."""
+    """The exact quotient if the divisor is a monomial that divides every term, else None."""
     if len(by.terms) != 1:
         return ONE if numerator == by else None
     (monomial, coefficient), *_ = by.terms
@@ -209,10 +209,10 @@ def _replaced(atom: Atom, by: Mapping[str, Size]) -> Size:
 
 
 def size(given: Size | Number | str) -> Size:
-    """A size from a number or a text of names, whole numbers, ``+ - * //`` and brackets.
+    """A size from a number or a text of names, integers, ``+ - * //`` and brackets.
 
     Raises:
-        UserError: the text is written otherwise.
+        UserError: the text has another form.
 
     >>> str(size("2*(a + b) - a")), size("n*c//c") == size("n")
     ('a+2*b', True)
@@ -231,7 +231,7 @@ def from_syntax(node: ast.expr) -> Size:
     """A size from the syntax tree of its text.
 
     Raises:
-        UserError: the text has something that a size has not.
+        UserError: the text has syntax that sizes do not allow.
     """
     if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= LARGEST:
         return size(node.value)
@@ -262,13 +262,13 @@ ONE: Final = Size((((), 1),))
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What sizes have to fulfil: ``size == 0`` or ``size >= 0``."""
+    """A condition on sizes: ``size == 0`` or ``size >= 0``."""
 
     size: Size
     equal: bool
 
     def holds(self, at: Mapping[str, int]) -> bool:
-        """Whether it is fulfilled for given numbers."""
+        """True if it holds for given numbers."""
         value = self.size.value(at)
         return value == 0 if self.equal else value >= 0
 
@@ -278,7 +278,7 @@ class Condition:
 
     @property
     def certain(self) -> bool:
-        """Whether it holds for all sizes of at least one, seen from the signs of its coefficients alone.
+        """True if the signs of its coefficients show that it holds for all sizes of at least one.
 
         >>> Condition(size("a + b - 2"), equal=False).certain, Condition(size("a - b"), equal=False).certain
         (True, False)
@@ -302,14 +302,14 @@ def equal(a: Size | int, b: Size | int) -> Condition:
 
 
 def at_least(a: Size | int, b: Size | int) -> Condition:
-    """The condition that ``a`` is ``b`` or more."""
+    """The condition that ``a`` is at least ``b``."""
     return Condition(size(a) - size(b), equal=False)
 
 
 def solved(conditions: list[Condition]) -> dict[str, Size] | None:
-    """Replacements that make the linear equalities hold; None where they contradict each other.
+    """Replacements that satisfy the linear equalities; None: they contradict each other.
 
-    A name is solved for where it occurs once, with coefficient one or minus one, in no product.
+    An equality is solved for a name that occurs once, with coefficient one or minus one, in no product.
     >>> {name: str(by) for name, by in (solved([equal(size("a"), size("b + 1"))]) or {}).items()}
     {'b': 'a-1'}
     """

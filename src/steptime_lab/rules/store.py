@@ -1,4 +1,4 @@
-"""The shipped rules: a table of tab-separated texts with certificates, and where it came from."""
+"""The shipped rules: a tab-separated table with certificates and provenance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steptime_lab.rules.rule import Certificate, Rule
 
 MAX_FILE_BYTES: Final = 2**24
 VERSION: Final = 1
-"""Of the generator: raised when it finds other rules."""
+"""Version of the generator, raised when it finds other rules."""
 HERE: Final = Path(__file__).parent
 FILE: Final = HERE / "rules.tsv"
 AXIOMS: Final = HERE / "axioms.toml"
@@ -25,16 +25,16 @@ HEAD: Final = "# steptime rules"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSet:
-    """Rules with certificates, and how they were made."""
+    """Rules with certificates and provenance."""
 
     rules: tuple[Rule, ...]
     provenance: Mapping[str, str]
 
     def named(self, name: str) -> Rule:
-        """One rule.
+        """The rule with a name.
 
         Raises:
-            UnknownNameError: there is none of the name.
+            UnknownNameError: no rule has the name.
         """
         for rule in self.rules:
             if rule.name == name:
@@ -49,21 +49,21 @@ def axioms() -> list[Rule]:
 
 @cache
 def shipped() -> RuleSet:
-    """The rules of this package."""
+    """The shipped table of rules."""
     return loaded(FILE)
 
 
 DECLARED: Final = "declared"
-"""Origin of the rules that are written by hand."""
+"""Origin of rules that are written by hand."""
 
 
 def proved_axioms() -> list[Rule]:
-    """The declared rules of the shipped table, which has their proofs."""
+    """The declared rules of the shipped table, with their proofs."""
     return [rule for rule in shipped().rules if rule.origin == DECLARED]
 
 
 def code(certificate: Certificate) -> str:
-    """A certificate in one word.
+    """A certificate as one word.
 
     >>> code(Certificate(random=50, exact=3, egraph=True, generic=True)), certificate_of("50/3/eg").generic
     ('50/3/eg', True)
@@ -73,7 +73,7 @@ def code(certificate: Certificate) -> str:
 
 
 def certificate_of(text: str) -> Certificate:
-    """A certificate from its word."""
+    """Parse the word of a certificate."""
     random, exact, proofs = text.split("/")
     return Certificate(random=int(random), exact=int(exact), egraph="e" in proofs, generic="g" in proofs)
 
@@ -94,10 +94,10 @@ def written(rules: Sequence[Rule], provenance: Mapping[str, str]) -> str:
 
 
 def loaded(path: Path) -> RuleSet:
-    """Rules of a table.
+    """Read a table of rules.
 
     Raises:
-        InputFileError: it cannot be read, or is none.
+        InputFileError: it cannot be read, or is not a table of rules.
     """
     try:
         head, columns, *lines = read_text(path, MAX_FILE_BYTES, "a table of rules").splitlines()

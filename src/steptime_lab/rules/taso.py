@@ -1,8 +1,8 @@
-"""TASO's substitutions as rules of ours, with the shapes that its matcher accepts.
+"""TASO's substitutions as rules, with the shapes that its matcher accepts.
 
-A convolution is grouped where the input has a multiple of the weight's channels; TASO checks that they divide, and no
-more. A split undoes the latest concatenation along its axis: it becomes two slices, whose sizes the concatenation
-gives. Source: Jia et al., TASO, SOSP 2019 (the decoded file names it).
+A convolution is grouped if the input has a multiple of the weight's channels; TASO only checks divisibility. A split is
+the inverse of the latest concatenation along its axis: it becomes two slices with the sizes of the concatenation.
+Source: Jia et al., TASO, SOSP 2019 (the decoded file names it).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME: Final = text(pattern=r"in\d{1,3}|op\d{1,3}\.\d", called="a free input, as
 
 
 def _whole(**rows: Row) -> Table:
-    """A table that has all of its keys."""
+    """A table in which all keys are required."""
     return Table(rows=rows, required=rows)
 
 
@@ -45,10 +45,10 @@ _FILE: Final = Table(rows={"rules": Each(row=_RULE)}, named=anything, required=(
 
 
 def read(path: Path) -> list[Rule]:
-    """All rules of a decoded file.
+    """Read all rules of a decoded file.
 
     Raises:
-        InputFileError: it cannot be read, or is another file.
+        InputFileError: it cannot be read, or has another form.
     """
     given = read_text(path, MAX_FILE_BYTES, "a file of substitutions")
     try:
@@ -62,7 +62,7 @@ def read(path: Path) -> list[Rule]:
 
 
 def rule_of(row: Mapping[str, Any]) -> Rule:
-    """One substitution, its sizes unified."""
+    """One substitution as a rule with unified sizes."""
     build = _Builder(row)
     sources, targets = (
         tuple(build.output(side, each[side]) for each in row["outputs"]) for side in ("source", "target")
@@ -84,7 +84,7 @@ def rule_of(row: Mapping[str, Any]) -> Rule:
 
 
 class _Builder:
-    """Terms of both sides of one substitution; ranks of inputs come from the operators that read them."""
+    """Builder of the terms of both sides of a substitution; operators determine the ranks of their inputs."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         self.row = row
@@ -98,7 +98,7 @@ class _Builder:
         self.table = {name: Variable(name=name, dims=dims) for name, dims in self.variables.items()}
 
     def output(self, side: str, name: str) -> Term:
-        """The term of an output, as ``op2.0``, or of an input."""
+        """The term of an output, such as ``op2.0``, or of an input."""
         if name.startswith("in"):
             return variable(name)
         if (side, name) not in self.known:
@@ -138,7 +138,7 @@ class _Builder:
 
 
 def _parts(whole: Term, axis: int, build: _Builder) -> Iterator[Size]:
-    """Sizes of the latest concatenation along an axis below operators that keep it."""
+    """Sizes of the parts of the latest concatenation along an axis, below operators that keep the axis."""
     at: Term = whole
     while at.op != "concat" or at.attributes[0].number != axis:
         at, axis = _below(at, axis)
@@ -147,7 +147,7 @@ def _parts(whole: Term, axis: int, build: _Builder) -> Iterator[Size]:
 
 
 def _below(at: Term, axis: int) -> tuple[Term, int]:
-    """Where an axis of an operator's result comes from."""
+    """The argument and its axis from which an axis of an operator's result comes."""
     if at.op == "conv" and axis == -3:
         return at.children[1], -4
     if at.op == "matmul" and axis == -1:
@@ -165,7 +165,7 @@ def _inputs(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ranks(row: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Ranks of inputs, carried through operators that keep the rank until nothing changes."""
+    """Ranks of inputs, propagated through operators that keep the rank."""
     ranks: dict[tuple[str, str], int] = {}
     for _ in range(8):
         for side in ("source", "target"):

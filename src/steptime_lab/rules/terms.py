@@ -1,7 +1,7 @@
-"""Hash-consed terms over declared operators, their text, their shapes.
+"""Hash-consed terms over declared operators, with their texts and shapes.
 
-A text is read as ``matmul(x, concat[-1](w, v))``: attributes in square brackets, axes counted from the last dim, so
-that leading dims can be added to a rule. Equal terms are one object.
+The text of a term is like ``matmul(x, concat[-1](w, v))``: attributes are in square brackets, and axes count from the
+last dim so that leading dims can be added to a rule. Equal terms are one object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shape: TypeAlias = tuple[Size, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """A free input of a rule: its dims as sizes; a ``weight`` is constant in inference."""
+    """A free input of a rule with its dims; a ``weight`` is constant in inference."""
 
     name: str
     dims: Shape
@@ -36,7 +36,7 @@ VARIABLE: Final = "var"
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Term:
-    """An operator with attributes and arguments; made by :func:`term` and :func:`variable` alone."""
+    """An operator with attributes and arguments; made only by :func:`term` and :func:`variable`."""
 
     op: str
     attributes: tuple[Size, ...]
@@ -61,11 +61,11 @@ class Term:
             yield from child.walk()
 
     def variables(self) -> tuple[str, ...]:
-        """Names of its variables in the order in which they first occur."""
+        """Names of variables in order of first occurrence."""
         return tuple(dict.fromkeys(each.name for each in self.walk() if each.op == VARIABLE))
 
     def size_names(self) -> frozenset[str]:
-        """Names in its attributes."""
+        """Names of sizes in its attributes."""
         return frozenset(name for each in self.walk() for given in each.attributes for name in given.names())
 
 
@@ -73,12 +73,12 @@ _TERMS: WeakValueDictionary[tuple[object, ...], Term] = WeakValueDictionary()
 
 
 def variable(name: str) -> Term:
-    """The term that is one variable."""
+    """The term of a variable."""
     return _interned(VARIABLE, (), (), name)
 
 
 def term(op: str, children: tuple[Term, ...], attributes: tuple[Size | int | str, ...] = ()) -> Term:
-    """The term of an operator, its arguments and attributes."""
+    """The term of an operator with arguments and attributes."""
     return _interned(op, tuple(map(size, attributes)), children, "")
 
 
@@ -106,7 +106,7 @@ def replaced(given: Term, by: Mapping[str, Term], sizes: Mapping[str, Size]) -> 
 
 
 def order(given: Term) -> tuple[object, ...]:
-    """Key of a total order that a term and its instances in one context share: operators, leaves, text.
+    """Key of a total order that contexts preserve: operators, leaves, then text.
 
     >>> order(parsed("add(x, y)")) < order(parsed("add(y, x)")) < order(parsed("add(x, relu(y))"))
     True
@@ -122,10 +122,10 @@ def order(given: Term) -> tuple[object, ...]:
 
 
 def parsed(text: str) -> Term:
-    """A term from its text.
+    """Parse a term.
 
     Raises:
-        UserError: it is no term, or has an unknown operator.
+        UserError: the text is not a term, or has an unknown operator.
 
     >>> parsed("concat[-1](x, y)") is parsed("concat[ -1 ](x,y)")
     True
@@ -165,10 +165,10 @@ def _check_counts(op: str, children: int, attributes: int) -> None:
 
 
 def shape_of(given: Term, variables: Variables, known: dict[Term, Shape], needs: list[Condition]) -> Shape:
-    """Dims of a term; what its operators require is added to ``needs``, dims of subterms to ``known``.
+    """Dims of a term; conditions of its operators are added to ``needs``, dims of subterms to ``known``.
 
     Raises:
-        UserError: an axis or a number of dims is wrong.
+        UserError: an axis or a number of dims is invalid.
     """
     from steptime_lab.rules.operators import OPERATORS
 
@@ -186,10 +186,10 @@ def shape_of(given: Term, variables: Variables, known: dict[Term, Shape], needs:
 
 
 def require_dims(rank: int, what: str, shape: Shape) -> None:
-    """Refuse a tensor with too few dims.
+    """Check that a tensor has at least ``rank`` dims.
 
     Raises:
-        UserError: it has fewer than the operator needs.
+        UserError: it has fewer.
     """
     if len(shape) < rank:
         raise UserError(f"{what} of a tensor with {len(shape)} dims", hint=f"it needs at least {rank}")

@@ -1,7 +1,7 @@
-"""What the generator enumerates: variables of few types, operators with attributes, one row per subject.
+"""Search spaces of the generator: variables of few types and operators with attributes, one row per subject.
 
-Within a universe sizes are equal wherever they may be; a rule is made general afterwards (:mod:`generalise`). ``relu``
-stands for any function of one number, because nothing but its being a function is used.
+Within a universe sizes are equal where possible; rules are generalised afterwards (:mod:`generalise`). ``relu``
+represents any unary function, because only the fact that it is a function is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TEMPLATE: Final = re.compile(r"(\w+)(?:\[([^\]]*)\])?(?:@(.+))?")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """An operator with attributes; with ``extent`` it is used only where its axis has that extent."""
+    """An operator with attributes; with ``extent`` it is only used if its axis has that extent."""
 
     op: str
     attributes: tuple[Size, ...]
@@ -31,17 +31,17 @@ class Template:
 
     @property
     def arity(self) -> int:
-        """Arguments; concatenation takes two."""
+        """Number of arguments; two for a concatenation."""
         return abs(OPERATORS[self.op].arity) + (self.op == "concat")
 
     def fits(self, shapes: tuple[Shape, ...]) -> bool:
-        """Whether it is used on arguments of these types."""
+        """True if it is used on arguments of these types."""
         return self.extent is None or shapes[0][self.attributes[0].number or 0] == self.extent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Universe:
-    """Variables, templates and the types that terms may have; sizes at which they are evaluated."""
+    """Variables, templates and allowed types of terms, with the sizes at which they are evaluated."""
 
     name: str
     variables: tuple[Variable, ...]
@@ -52,7 +52,7 @@ class Universe:
 
 
 def template_of(text: str) -> Template:
-    """A template from its text.
+    """Parse a template.
 
     >>> template_of("slice[-1, 0, a]@n").attributes[2] == size("a")
     True
@@ -64,7 +64,7 @@ def template_of(text: str) -> Template:
 
 
 def universe_of(row: Mapping[str, Any]) -> Universe:
-    """A universe from the texts of a table."""
+    """A universe from a row of the table."""
     return Universe(
         name=row["name"],
         variables=variables_of(row["variables"]),

@@ -1,9 +1,9 @@
-r"""The proof for all sizes by cases, for programs that fill up images, cut them into blocks or phases, and crop.
+r"""Proofs for all sizes by cases, for programs that pad images, cut them into blocks or phases, and crop.
 
-A size that is divided by a number $m$ is $m q - r$ for each rest $r$, so that no floor is left in an attribute. An
-axis of the output that is then $m q$ long, or up to three less, is taken apart: index $i = q p + j$ (blocks) or
-$i = m j + p$ (phases), $0 \\le j < q$, for each $p < m$. At such an index both sides are polynomials or linear, and are
-compared as :mod:`steptime_lab.rules.verify_generic` does.
+A size that is divided by a number $m$ is replaced by $m q - r$ for each remainder $r$, so that attributes contain no
+floor. An axis of the output of length $m q$, or up to three less, is split: index $i = q p + j$ (blocks) or
+$i = m j + p$ (phases), $0 \\le j < q$, for each $p < m$. At such an index both sides are polynomial or linear, and are
+compared as in :mod:`steptime_lab.rules.verify_generic`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from steptime_lab.rules.terms import VARIABLE, Shape, Term, replaced, term
 from steptime_lab.rules.verify_generic import same_at
 
 MOST_PARTS: Final = 4
-"""Blocks or phases of an axis."""
+"""Most blocks or phases of an axis."""
 
 
 def proved_by_cases(rule: Rule) -> bool:
-    """Whether both sides are shown to be equal for all sizes that the rule's conditions allow, in every case."""
+    """True if both sides are proved equal in every case, for all sizes that the rule's conditions allow."""
     return all(_proved(each, phases=False) or _proved(each, phases=True) for each in _by_rests(rule))
 
 
@@ -41,7 +41,7 @@ def _proved(rule: Rule, *, phases: bool) -> bool:
 
 
 def _indices(rule: Rule, of: Term, phases: bool) -> Iterator[tuple[Elements, Shape]]:
-    """Indices that together are all of the output, with the ranges of the names in them."""
+    """Indices that together cover the output, with the ranges of their names."""
     parts = []
     for extent in Elements(rule.table).dims(of):
         long = [each for each in extent.terms if each[0]]
@@ -61,7 +61,7 @@ def _indices(rule: Rule, of: Term, phases: bool) -> Iterator[tuple[Elements, Sha
 
 
 def _by_rests(rule: Rule) -> Iterator[Rule]:
-    """The rule for every rest of the sizes that are divided by a number."""
+    """The rule for every remainder of the sizes that are divided by a number."""
     numbers: dict[str, int] = {}
     sides = (*rule.sources, *rule.targets)
     for atom in (atom for side in sides for each in side.walk() for given in each.attributes for atom in _atoms(given)):
@@ -85,14 +85,14 @@ def _atoms(given: Size) -> Iterator[Quotient]:
 
 
 def _whole(given: Term) -> Term:
-    """The term with floors in its attributes taken apart."""
+    """The term with floors in its attributes resolved by :func:`divided`."""
     if given.op == VARIABLE:
         return given
     return term(given.op, tuple(map(_whole, given.children)), tuple(map(divided, given.attributes)))
 
 
 def divided(given: Size) -> Size:
-    """A size without floors by numbers where what is not a multiple of the number is a number.
+    """A size with floor quotients by numbers resolved if only a number is not a multiple of the divisor.
 
     >>> str(divided(size("(2*h + 1)//2")))
     'h'

@@ -1,8 +1,8 @@
-"""Layer (iii): rules proved from others in an e-graph (egglog), which also tells which rules follow from others.
+"""Layer (iii): proofs of rules from other rules in an e-graph (egglog), also used to drop rules that follow.
 
-Terms carry their dims as numbers that are drawn large and at random, so that sizes are equal by chance hardly ever; a
-rule fires only where the dims of its variables are as it declares. The e-graph's rules are the substitutions of
-:mod:`rule`, written from the same declaration.
+Terms carry their dims as large random numbers, so that sizes are hardly ever equal by chance; a rule only fires if the
+dims of its variables are as declared. The rules of the e-graph are the substitutions of :mod:`rule`, written from the
+same declaration.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from steptime_lab.rules.sizes import ZERO, Condition, Quotient, Size, size
 from steptime_lab.rules.terms import VARIABLE, Term
 
 RANK: Final = 4
-"""Dims that a tensor has in the e-graph; those that it lacks are zero."""
+"""Number of dims of a tensor in the e-graph; missing dims are zero."""
 ROUNDS: Final = 3
 LOW, HIGH = 40, 4000
 DRAWS: Final = 4000
 
 
 def proved_together(rules: Sequence[Rule], axioms: Sequence[Rule], rounds: int = ROUNDS) -> list[bool]:
-    """Which rules follow from axioms, each within a number of rounds of the e-graph; all in one."""
+    """True for each rule that follows from the axioms within a number of rounds of one common e-graph."""
     program = program_of(rules, axioms, rounds)
     graph = needed("egglog.bindings", "a proof in an e-graph").EGraph()
-    # Line by line: the parser keeps a copy of the whole text for every token.
+    # Line by line, because the parser keeps a copy of the whole text for every token.
     printed = "".join(
         str(out) for line in program.splitlines() for out in graph.run_program(*graph.parse_program(line))
     )
@@ -41,7 +41,7 @@ def proved_together(rules: Sequence[Rule], axioms: Sequence[Rule], rounds: int =
 
 
 def program_of(rules: Sequence[Rule], axioms: Sequence[Rule], rounds: int) -> str:
-    """The program of the e-graph that proves rules from axioms."""
+    """The egglog program that proves rules from axioms."""
     sides = [t for rule in (*rules, *axioms) for side in (*rule.sources, *rule.targets) for t in side.walk()]
     used = sorted({(t.op, len(t.children), len(t.attributes)) for t in sides if t.op != VARIABLE})
     lines = [f"(datatype T (Var String) {' '.join(map(_constructor, used))})"]
@@ -71,10 +71,10 @@ def program_of(rules: Sequence[Rule], axioms: Sequence[Rule], rounds: int) -> st
 
 
 def large_sizes(rule: Rule, seed: int) -> dict[str, int] | None:
-    """Large random numbers for the sizes under which the rule's conditions hold; None where none are found.
+    """Large random numbers for the sizes that satisfy the rule's conditions; None: none were found.
 
-    A condition that few sizes fulfil (a division without remainder) has none: what is proved for special sizes would
-    not be a proof for all.
+    A rule with an equality as a condition (such as a division without remainder) has none, because a proof for special
+    sizes is not a proof for all.
     """
     rng, names = np.random.default_rng((7, seed)), rule.names
     if any(each.equal for each in rule.needs()):
@@ -115,7 +115,7 @@ def _ground(term: Term, at: Mapping[str, int], prefix: str) -> str:
 
 
 def arithmetic(given: Size) -> str:
-    """A size as an expression of whole numbers."""
+    """A size as an integer expression of egglog."""
     terms = []
     for monomial, value in given.terms:
         factors = [str(int(value)), *map(_atom, monomial)] if value != 1 or not monomial else [*map(_atom, monomial)]
@@ -137,7 +137,7 @@ def _folded(op: str, parts: Iterable[str]) -> str:
 
 
 def _shape_rule(op: str, children: int, attributes: int) -> str:
-    """How the dims of an operator's result follow from those of its arguments."""
+    """Rule that derives the dims of an operator's result from those of its arguments."""
     row = OPERATORS[op]
     given = tuple(size(f"a{i}") for i in range(attributes))
     if row.attributes[:1] == ("axis",) or op == "permute":
@@ -157,7 +157,7 @@ def _shape_rule(op: str, children: int, attributes: int) -> str:
 
 
 def _axis_rules(op: str, children: int, attributes: int) -> Iterable[str]:
-    """One rule of shapes for each value of an operator's axes."""
+    """One shape rule for each value of an operator's axes."""
     row = OPERATORS[op]
     axes = attributes if op == "permute" else sum(name == "axis" for name in row.attributes)
     every = permutations(range(-axes, 0)) if op == "permute" else product(range(-RANK, 0), repeat=axes)
@@ -177,9 +177,9 @@ def _axis_rules(op: str, children: int, attributes: int) -> Iterable[str]:
 
 
 def rewrite_of(rule: Rule) -> str | None:
-    """A substitution as a rule of the e-graph, from source to target; None where its target has more names."""
+    """A substitution as an e-graph rule from source to target; None: the source is a variable or binds too little."""
     (source,), (target,) = rule.sources, rule.targets
-    if source.op == VARIABLE:  # it would grow every term without end
+    if source.op == VARIABLE:  # it would grow every term without bound
         return None
     bound: set[str] = set()
     guards: list[str] = []

@@ -1,10 +1,9 @@
-r"""Layer (iv): both sides are equal for all sizes, by index functions and linear integer arithmetic (z3).
+r"""Layer (iv): proofs that both sides are equal for all sizes, by index functions and linear integer arithmetic (z3).
 
 The element of each side at a symbolic index is a sum of guarded products (:mod:`forms`). Bound indices are named by the
-factors in which they stand. Pieces with the same factors are one group; the sides are equal if for every group the sums
-of coefficients over all guards agree for all whole indices and sizes,
-$\sum_j c_j [g_j] = \sum_l c_l [g_l]$, which z3 decides. Products of names stand as whole numbers of their own, which
-can only make a proof fail.
+factors that contain them. Pieces with equal factors form a group; the sides are equal if for every group the sums of
+coefficients over all guards agree for all integer indices and sizes, $\sum_j c_j [g_j] = \sum_l c_l [g_l]$, which z3
+decides. Products of names count as independent integers, which can only make a proof fail.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from steptime_lab.rules.forms import (
     Piece,
     Unprovable,
     canonical,
+    collected,
     contradictory,
-    joined,
     nonnegative,
     unit,
 )
@@ -35,7 +34,7 @@ TIMEOUT_MS: Final = 2000
 
 @dataclass(slots=True)
 class Arithmetic:
-    """Questions about sizes under what is known of them; answers are kept."""
+    """Queries on sizes under known facts, with cached answers."""
 
     facts: list[Condition]
     positive: frozenset[str]
@@ -46,7 +45,7 @@ class Arithmetic:
     _answers: dict[tuple[frozenset[Size], Size], bool] = field(default_factory=dict)
 
     def implied(self, guard: Size, others: Iterable[Size]) -> bool:
-        """Whether a guard holds wherever the facts and other guards do."""
+        """True if a guard holds wherever the facts and the other guards hold."""
         if self._plain(guard, ()):
             return True
         known = frozenset(others)
@@ -75,7 +74,7 @@ class Arithmetic:
         return bool(a.names() & b.names())
 
     def simplified(self, guards: frozenset[Size]) -> frozenset[Size] | None:
-        """Guards without those that the others imply; None where they exclude each other."""
+        """Guards without those that the others imply; None: they exclude each other."""
         if contradictory(guards) or self.impossible(guards):
             return None
         kept = {each for each in guards if each.number is None or each.number < 0}
@@ -85,14 +84,14 @@ class Arithmetic:
         return frozenset(kept)
 
     def impossible(self, guards: frozenset[Size]) -> bool:
-        """Whether guards exclude each other under the facts."""
+        """True if guards exclude each other under the facts."""
         if len(guards) < 2 or any(self._fits(guards, name) for name in {n for each in guards for n in each.names()}):
             return False
         return self._unsatisfiable([self.number(each) >= 0 for each in sorted(guards, key=str)], None)
 
     @staticmethod
     def _fits(guards: frozenset[Size], name: str) -> bool:
-        """Whether the guards are the plain range of one index."""
+        """True if the guards are the plain range of one index."""
         return (
             len(guards) == 2
             and size(name) in guards
@@ -102,7 +101,7 @@ class Arithmetic:
         )
 
     def number(self, given: Size) -> Any:
-        """A size as z3 has it; products and quotients of names are names of their own."""
+        """A size as a z3 expression; products and quotients of names are variables of their own."""
         z3 = needed("z3", "a proof for all sizes")
         total: Any = z3.IntVal(0)
         for monomial, value in given.terms:
@@ -130,7 +129,7 @@ class Arithmetic:
         return name
 
     def start(self) -> None:
-        """A solver that knows the facts."""
+        """Make the solver and add the facts."""
         z3 = needed("z3", "a proof for all sizes")
         self._solver = z3.SolverFor("QF_LIA")
         self._solver.set("timeout", TIMEOUT_MS)
@@ -152,7 +151,7 @@ class Arithmetic:
         return answer == "unsat"
 
     def equal_sums(self, left: list[Piece], right: list[Piece]) -> bool:
-        """Whether sums of coefficients over guards agree wherever the facts hold."""
+        """True if sums of coefficients over guards agree wherever the facts hold."""
         z3 = needed("z3", "a proof for all sizes")
         if self._solver is None:
             self.start()
@@ -173,14 +172,14 @@ class Arithmetic:
 
 
 def size_of(quotient: Quotient) -> Size:
-    """The size that is one quotient."""
+    """The size that consists of one quotient."""
     return Size((((quotient,), 1),))
 
 
 def proved_generically(rule: Rule) -> bool:
-    """Whether both sides are shown to be equal for all sizes that the rule's conditions allow.
+    """True if both sides are proved equal for all sizes that the rule's conditions allow.
 
-    False says nothing of the rule: this way of proving does not reach all.
+    False: the rule may be true or false, as the method does not apply to all rules.
     """
     try:
         return all(_same(rule, a, b) for a, b in zip(rule.sources, rule.targets, strict=True))
@@ -194,7 +193,7 @@ def _same(rule: Rule, a: Term, b: Term) -> bool:
 
 
 def same_at(rule: Rule, a: Term, b: Term, elements: Elements, index: Shape) -> bool:
-    """Whether an element of both sides is the same for all sizes, and for all values that names in its index have."""
+    """True if an element of both sides is equal for all sizes, and for all values of the names in its index."""
     names = frozenset(name for each in index for name in each.names() if name in elements.ranges)
     facts = [at_least(dim, i + 1) for dim, i in zip(elements.dims(a), index, strict=True) if i.names() and not i.name]
     facts += rule.needs() + [Condition(elements.ranges[n] - 1 - size(n), equal=False) for n in sorted(names)]
@@ -212,10 +211,10 @@ def same_at(rule: Rule, a: Term, b: Term, elements: Elements, index: Shape) -> b
 
 
 def grouped(form: Form, arithmetic: Arithmetic) -> dict[str, list[Piece]]:
-    """Canonical pieces by what they multiply."""
+    """Canonical pieces, grouped by their factors."""
     named = (canonical(piece, arithmetic.simplified) for piece in form)
-    pieces = joined(unit(each) for each in named if each is not None)
-    pieces = joined(p for piece in pieces for p in _flat(piece))
+    pieces = collected(unit(each) for each in named if each is not None)
+    pieces = collected(p for piece in pieces for p in _flat(piece))
     out: dict[str, list[Piece]] = {}
     for piece in pieces:
         key = f"{'*'.join(map(str, piece.factors))} {sorted(piece.bounds)}"
@@ -224,7 +223,7 @@ def grouped(form: Form, arithmetic: Arithmetic) -> dict[str, list[Piece]]:
 
 
 def _flat(piece: Piece) -> Form:
-    """A piece with the inverse of the inverse, and the set of one value, taken apart where it has no guards."""
+    """A piece with each maximum over a single unguarded value replaced by the value."""
     for number, factor in enumerate(piece.factors):
         if isinstance(factor, Call) and factor.function == "max" and len(factor.of) == 1:
             inner = factor.of[0]

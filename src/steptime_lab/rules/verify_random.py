@@ -1,4 +1,4 @@
-"""Layer (i): both sides on random values for many assignments of sizes; a difference is a counter-example."""
+"""Layer (i): comparison of both sides on random values for many assignments of sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEADS: Final[tuple[tuple[int, ...], ...]] = ((), (2,), (), (3, 1))
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 EXPONENTIAL: Final = frozenset(("exp", "softmax"))
 SHOWN: Final = 40
-"""Elements of a tensor that a counter-example has at most."""
+"""Most elements of a tensor that the text of a counter-example shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Counterexample:
         return f"shapes {shapes}; values {values}; {where}: source {self.source:.6g}, target {self.target:.6g}"
 
     def to_json(self) -> dict[str, object]:
-        """The counter-example as JSON has it."""
+        """The counter-example as plain data for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
@@ -49,7 +49,7 @@ def _numbers(values: list[float]) -> str:
 
 
 def domain_of(rule: Rule) -> Domain:
-    """Residues; a pair of fields where an operator has exp in it."""
+    """Residues, or a pair of fields if an operator contains exp."""
     every = {each.op for side in (*rule.sources, *rule.targets) for each in side.walk()}
     return FieldPair() if every & EXPONENTIAL else Residues()
 
@@ -60,16 +60,16 @@ def shapes_at(rule: Rule, at: dict[str, int], lead: tuple[int, ...] = ()) -> Sha
 
 
 def both(rule: Rule, domain: Domain, values: dict[str, Array], at: dict[str, int]) -> list[tuple[Array, Array]]:
-    """The values of source and target, output by output."""
+    """Values of source and target for each output."""
     known: dict[Term, Array] = {}
     sides = [[evaluated(t, domain, values, at, known) for t in side] for side in (rule.sources, rule.targets)]
     return list(zip(*sides, strict=True))
 
 
 def fuzzed(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> int | Counterexample:
-    """On how many assignments of sizes both sides agree, or the smallest of the first counter-examples.
+    """Number of assignments of sizes on which both sides agree, or the first counter-example.
 
-    A wrong rule that is a polynomial of degree d passes one assignment with probability d / 2^31 at most (Schwartz and
+    A wrong rule that is a polynomial of degree d passes one assignment with probability at most d / 2^31 (Schwartz and
     Zippel).
     """
     domain, count = domain_of(rule), 0
@@ -87,19 +87,19 @@ def fuzzed(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> int | 
 
 
 def stretched(shapes: Shapes, seed: int) -> Shapes:
-    """The shapes with some dims of one, which broadcasting stretches."""
+    """The shapes with some dims set to one, which broadcasting stretches."""
     rng = np.random.default_rng(seed)
     return {name: tuple(1 if rng.integers(3) == 0 else dim for dim in shape) for name, shape in shapes.items()}
 
 
 def agrees(rule: Rule, domain: Domain, at: dict[str, int], shapes: Shapes, seed: int) -> bool:
-    """Whether both sides have equal values for one assignment and the shapes of the variables."""
+    """True if both sides have equal values for one assignment and given shapes of the variables."""
     values = {name: domain.random(shape, name, seed) for name, shape in shapes.items()}
     return all(domain.same(a, b) for a, b in both(rule, domain, values, at))
 
 
 def explained(rule: Rule, at: dict[str, int], shapes: Shapes) -> Counterexample:
-    """The counter-example for sizes that disagree, in floats with small whole values."""
+    """The counter-example for sizes that disagree, in floats with small integer values."""
     domain = Floats()
     for seed in range(20):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Convolutions and pools: shapes, values and elements of what slides a window over the last two dims."""
+"""Shapes, values and elements of convolutions and pools, which slide a window over the last two dims."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Numbers: TypeAlias = tuple[int, ...]
 
 
 def windows(extent: Size, kernel: Size, stride: Size, pad: Size, dilation: Size) -> Size:
-    r"""Places of a window: $\lfloor (n + 2p - d (k - 1) - 1) / s \rfloor + 1$ (PyTorch's Conv2d)."""
+    r"""Number of window positions: $\lfloor (n + 2p - d (k - 1) - 1) / s \rfloor + 1$ (PyTorch's Conv2d)."""
     return (extent + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def conv_shape(attributes: Attributes, shapes: Sequence[Shape], needs: list[Condition]) -> Shape:
-    """Shape of a convolution in the layout NCHW with a kernel OIHW, and what it needs."""
+    """Shape of a convolution in NCHW with a kernel in OIHW; its conditions are added to ``needs``."""
     stride, pad, dilation, groups = attributes
     x, w = shapes
     if len(x) != 4 or len(w) != 4:
@@ -37,7 +37,7 @@ def conv_shape(attributes: Attributes, shapes: Sequence[Shape], needs: list[Cond
 
 
 def conv_value(d: Domain, given: Numbers, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """Values of a convolution, group by group and window place by window place."""
+    """Values of a convolution, by group and window position."""
     stride, pad, dilation, groups = given
     x, w = arrays
     x = bordered(x, pad, d.full((*x.shape[d.lead : -2], x.shape[-2] + 2 * pad, x.shape[-1] + 2 * pad), 0))
@@ -51,15 +51,15 @@ def conv_value(d: Domain, given: Numbers, arrays: Sequence[Array], shape: tuple[
             for s in range(w.shape[-1]):
                 y, z = r * dilation, s * dilation
                 part = xs[..., y : y + stride * (high - 1) + 1 : stride, z : z + stride * (wide - 1) + 1 : stride]
-                taken = d.mul(part[..., None, :, :, :], ws[..., None, :, :, r, s, None, None])
-                summand = d.total(taken, -3)[..., 0, :, :]
+                products = d.mul(part[..., None, :, :, :], ws[..., None, :, :, r, s, None, None])
+                summand = d.total(products, -3)[..., 0, :, :]
                 total = summand if total is None else d.add(total, summand)
         out.append(total)
     return np.concatenate([each for each in out if each is not None], axis=-3)
 
 
 def bordered(x: Array, pad: int, into: Array) -> Array:
-    """An array set into the middle of a larger one; itself where there is no border."""
+    """An array set into the middle of a larger one; the array itself if there is no border."""
     if pad:
         into[..., pad:-pad, pad:-pad] = x
         return into
@@ -67,7 +67,7 @@ def bordered(x: Array, pad: int, into: Array) -> Array:
 
 
 def conv_element(e: Elements, t: Term, index: Shape) -> Form:
-    """An element of a convolution: a sum over channels of its group and places of the window."""
+    """An element of a convolution: a sum over channels of its group and window taps."""
     stride, pad, dilation, groups = t.attributes
     x, w = t.children
     n, o, h, v = index
@@ -89,11 +89,11 @@ def conv_element(e: Elements, t: Term, index: Shape) -> Form:
 
 
 FEW_GROUPS: Final = 4
-"""Up to this number the groups of a convolution are told apart one by one, so that each has linear indices."""
+"""Most groups of a convolution that are separate cases, so that each has linear indices."""
 
 
 def pool_shape(attributes: Attributes, shapes: Sequence[Shape], needs: list[Condition]) -> Shape:
-    """Shape of a pool over the last two dims, and what it needs."""
+    """Shape of a pool over the last two dims; its conditions are added to ``needs``."""
     kernel, stride, pad = attributes
     (x,) = shapes
     require_dims(2, "a pool", x)
@@ -119,7 +119,7 @@ def avgpool_value(d: Domain, given: Numbers, arrays: Sequence[Array], shape: tup
 
 
 def maxpool_value(d: Domain, given: Numbers, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """Maxima of windows; the border counts nowhere."""
+    """Maxima of windows, without the border."""
     (x,) = arrays
     border = (*x.shape[d.lead : -2], x.shape[-2] + 2 * given[2], x.shape[-1] + 2 * given[2])
     return np.asarray(d.largest(_windows_of(x, given, shape, d.lowest(border)), -1)[..., 0])

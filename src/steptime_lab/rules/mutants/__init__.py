@@ -1,1 +1,1 @@
-"""Partial equality: programs that give the same on a part of the output, corrected so that they are exact."""
+"""Partial equality: programs that are equal on a part of the output, with corrections that make them exact."""

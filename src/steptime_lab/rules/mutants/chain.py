@@ -1,7 +1,7 @@
-"""Chains of dilated convolutions: space to batch once, dense convolutions, batch to space once.
+"""Chains of dilated convolutions as one space to batch, dense convolutions, and one batch to space.
 
-Element by element a function does the same before and after pixels change places, and space to batch undoes batch to
-space where an image is a multiple of the dilation. So the two cancel between the convolutions of a chain.
+An element-wise function commutes with moving pixels, and space to batch is the inverse of batch to space if the image
+size is a multiple of the dilation. The two therefore cancel between the convolutions of a chain.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from steptime_lab.rules.verify_exact import proved_exactly
 from steptime_lab.rules.verify_random import Counterexample, fuzzed
 
 LEAST: Final = 2
-"""Convolutions of a chain."""
+"""Least number of convolutions of a chain."""
 UNARY: Final = POINTWISE & (set(FUNCTIONS) - {"recip"})
-"""Functions of one tensor that may stand between two convolutions."""
+"""Unary functions that may separate two convolutions."""
 
 
 def geometry(node: Node) -> Convolution | None:
-    """The numbers of a two-dimensional convolution, None where a program does not have them."""
+    """The geometry of a two-dimensional convolution; None: no program has it."""
     x, w = node.input("input"), node.input("weight")
     plain = x is not None and w is not None and x.type.rank == 4 and not node.attribute("transposed")
     if not plain or w is None or both(node, "stride") != 1:
@@ -47,7 +47,7 @@ def geometry(node: Node) -> Convolution | None:
 
 
 def both(node: Node, name: str) -> int | None:
-    """An attribute that is the same along both dims."""
+    """The value of an attribute that is equal along both dims; None: it differs."""
     given = node.attribute(name)
     numbers = {int(str(each)) for each in given} if isinstance(given, tuple) else {int(str(given))}
     return numbers.pop() if len(numbers) == 1 else None
@@ -55,10 +55,10 @@ def both(node: Node, name: str) -> int | None:
 
 def chains(scene: Scene) -> Iterator[Match]:
     """The longest chains of a graph."""
-    taken: set[Node] = set()
+    in_chains: set[Node] = set()
     for first in scene.each("convolution"):
         given = geometry(first)
-        if first in taken or given is None or given.dilation < 2 or given.groups > 1:
+        if first in in_chains or given is None or given.dilation < 2 or given.groups > 1:
             continue
         d, x = given.dilation, first.inputs[0]
         same = given.halo == (2 * given.pad, 2 * given.pad) and given.pad % d == 0
@@ -72,13 +72,13 @@ def chains(scene: Scene) -> Iterator[Match]:
                 break
             found[-1] = (found[-1][0], function)
             found.append((node, ""))
-        taken |= {node for node, _ in found}
+        in_chains |= {node for node, _ in found}
         if len(found) >= LEAST and (made := _made(scene, found, given.kernel[0], given.pad, d)) is not None:
             yield made
 
 
 def _next(scene: Scene, value: Value) -> tuple[Node, str] | None:
-    """The convolution that alone reads a value, and the function between."""
+    """The convolution that is the only reader of a value, and the function in between; None: there is none."""
     function = ""
     while scene.only_use(value):
         (reader, *_) = scene.flow.users[value]
@@ -114,7 +114,7 @@ def _made(scene: Scene, found: list[tuple[Node, str]], kernel: int, pad: int, d:
 
 @lru_cache(maxsize=64)
 def chain_rule(functions: tuple[str, ...], biased: tuple[bool, ...], kernel: int, pad: int, d: int) -> Rule:
-    """The rule of a chain, with what was proved of it; polynomials are compared for its first two convolutions."""
+    """The rule of a chain with its certificate; polynomials are compared for its first two convolutions."""
     rule = _rule(functions, biased, kernel, pad, d)
     random = fuzzed(rule)
     if isinstance(random, Counterexample) or random < LEAST_ASSIGNMENTS:
@@ -148,12 +148,12 @@ def _rule(functions: tuple[str, ...], biased: tuple[bool, ...], kernel: int, pad
 
 
 def phases(x: Term, part: tuple[Size, ...], d: int) -> Term:
-    """Space to batch: pixels of equal phase as images; ``part`` is the shape with one phase of each image."""
+    """Space to batch: pixels of equal phase become images; ``part`` is the shape of one phase of each image."""
     n, c, h, v = part
     return shaped(ordered(shaped(x, n, c, h, d, v, d), 3, 5, 0, 1, 2, 4), n * d * d, c, h, v)
 
 
 def images(x: Term, part: tuple[Size, ...], d: int) -> Term:
-    """Batch to space, which undoes :func:`phases`."""
+    """Batch to space, the inverse of :func:`phases`."""
     n, c, h, v = part
     return shaped(ordered(shaped(x, d, d, n, c, h, v), 2, 3, 4, 0, 5, 1), n, c, h * d, v * d)

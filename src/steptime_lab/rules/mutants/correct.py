@@ -1,10 +1,10 @@
-"""Corrections that make a mutant exact, and the proof that they do.
+"""Corrections that make a mutant exact, with proofs.
 
-Three ways. ``zero rows``: zeros behind each image, so that a window that leaves an image meets no other. ``halo rows``:
-blocks of an image with the rows of their neighbours that their windows reach. ``boxes``: where the mutant is wrong, the
-program itself on the part of the input that its windows reach, joined with the mutant where that is right. The result
-is a rule as any other: random values modulo a prime on at least 50 assignments of sizes without one difference, and
-exact polynomials.
+There are three corrections. ``zero rows``: zeros after each image, so that a window that leaves an image does not reach
+the next one. ``halo rows``: blocks of an image get the rows of their neighbours that their windows reach. ``boxes``:
+where the mutant is wrong, the program itself is computed on the part of the input that its windows reach, and joined
+with the correct part of the mutant. The result is a rule like any other: it agrees on random values modulo a prime for
+at least 50 assignments of sizes, and as exact polynomials.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AXES: Final = {2: "h", 3: "v"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrected:
-    """An exact program in the place of another, with its certificate."""
+    """An exact replacement of a program, with its certificate."""
 
     program: Program
     path: str
@@ -51,22 +51,21 @@ class Corrected:
 
     @property
     def certificate(self) -> Certificate:
-        """What was proved."""
+        """Certificate of the rule."""
         return self.rule.certificate
 
 
 def verified(program: Program, name: str, target: Term, where: tuple[Condition, ...] = ()) -> Verdict:
-    """A target in the place of a program, checked by random values and polynomials; with a counter-example where it is
-    wrong.
+    """Check a replacement of a program by random values and polynomials.
 
     Args:
-        program: what is replaced.
-        name: of the rule.
-        target: what replaces it.
-        where: for which sizes.
+        program: the program.
+        name: name of the rule.
+        target: the replacement.
+        where: conditions on sizes.
 
     Raises:
-        UserError: no sizes fulfil what the operators of both sides need.
+        UserError: no sizes satisfy the conditions of the operators of both sides.
     """
     fitted = unified(
         Rule(
@@ -87,9 +86,9 @@ def verified(program: Program, name: str, target: Term, where: tuple[Condition, 
 
 
 def sound(verdict: Verdict, program: Program) -> bool:
-    """Whether no assignment of sizes differs, there were enough of them, and polynomials are equal.
+    """True if both sides agree on enough assignments of sizes and as polynomials.
 
-    The assignments of a certificate are small; those with which mutants are found, and larger ones, have to agree too.
+    The assignments of a certificate are small; the sizes of the mutant search, and larger ones, must agree too.
     """
     rule, made = verdict.rule, verdict.rule.certificate
     sizes = tuple(at for at in (*sizes_for(program), larger(program)) if all(each.holds(at) for each in rule.needs()))
@@ -98,11 +97,11 @@ def sound(verdict: Verdict, program: Program) -> bool:
 
 
 def corrections(mutant: Mutant, *, boxes: bool = True) -> Iterator[Corrected]:
-    """Every way to make a mutant exact that was verified; of an exact one the mutant itself.
+    """All verified corrections of a mutant; for an exact mutant, the mutant itself.
 
     Args:
-        mutant: equal to its program on a part.
-        boxes: also find its regions, and compute what is wrong again.
+        mutant: a mutant that equals its program on a part of the output.
+        boxes: also find its regions, and try to recompute the wrong boxes.
     """
     program = mutant.program
     found = None if mutant.exact or not boxes else regions(mutant)
@@ -123,7 +122,7 @@ def corrections(mutant: Mutant, *, boxes: bool = True) -> Iterator[Corrected]:
 
 
 def with_zero_rows(mutant: Mutant, axis: int) -> Term | None:
-    """The mutant on images with zeros behind them along an axis, and without what that adds to the result."""
+    """The mutant on images with zeros appended along an axis, cropped to the result; None: it does not apply."""
     program, conv = mutant.program, mutant.program.convolution
     joins = {2: "N2H", 3: "N2W"}[axis]
     if conv is None or mutant.before != (joins,):
@@ -138,7 +137,7 @@ def with_zero_rows(mutant: Mutant, axis: int) -> Term | None:
 
 
 def with_halo_rows(program: Program) -> Term:
-    """Blocks of rows of each image as images of their own, with the rows that their windows reach."""
+    """Blocks of rows of each image as separate images, with the further rows that their windows reach."""
     conv = program.convolution
     if conv is None:
         raise UserError("halo rows of a product", hint="they are of a convolution")
@@ -152,10 +151,9 @@ def with_halo_rows(program: Program) -> Term:
 
 
 def with_boxes(found: Regions) -> tuple[Term, tuple[Condition, ...]] | None:
-    """The mutant with its wrong boxes computed by the program, and the sizes for which that holds.
+    """The mutant with its wrong boxes computed by the program, and the conditions on sizes; None: no box is right.
 
-    Along the axis of which the smallest part is wrong, whole slices are computed again: a box and what is between
-    equal boxes of one slice cost one operator.
+    Whole slices are recomputed along the axis of which the smallest part is wrong, because a slice costs one operator.
     """
     program, mutant = found.mutant.program, found.mutant.term
     conv = program.convolution
@@ -186,7 +184,7 @@ def _wrong(spans: list[tuple[Interval, bool]], found: Regions) -> int:
 
 
 def recomputed(program: Program, axis: int, span: Interval) -> tuple[Term, list[Condition]]:
-    """The program on one slice of the output: the input that its windows reach, zeros where that leaves the image."""
+    """The program on one slice of the output, from the input that its windows reach, and the conditions on sizes."""
     conv = program.convolution
     assert conv is not None
     extent, (start, end) = program.table["x"].dims[axis], span
@@ -208,13 +206,13 @@ def recomputed(program: Program, axis: int, span: Interval) -> tuple[Term, list[
 PLAIN: Final = frozenset(
     {"convolution", "dense convolution", "product", "product of rows", "product of patches", "turned product"}
 )
-"""Ways to compute the operator whose mutants are corrected and offered; the others only add copies to one of them."""
+"""Cores whose mutants are corrected and offered; other cores only add copies to one of them."""
 FILLERS: Final = {"fill", "border", "transpose", "even rows"}
-"""Moves that alone change nothing that a kernel depends on."""
+"""Moves that alone do not affect the cost of a kernel."""
 
 
 def offered(mutant: Mutant) -> bool:
-    """Whether a mutant may gain: another operator on the same images, or the same one on other shapes."""
+    """True if a mutant may gain: it has another operator on the same images, or the same one on other shapes."""
     moved = set(mutant.before) - FILLERS
     if mutant.core not in PLAIN or "transpose" in mutant.before or (mutant.before and not moved):
         return False
@@ -224,13 +222,13 @@ def offered(mutant: Mutant) -> bool:
 
 @lru_cache(maxsize=256)
 def corrected(given: Convolution, *, boxes: bool = True) -> tuple[Corrected, ...]:
-    """Every verified program in the place of a convolution; each geometry is generated and proved once."""
+    """All verified replacements of a convolution, cached by geometry."""
     return _all(convolution(given), boxes)
 
 
 @lru_cache(maxsize=4)
 def corrected_product(*, batched: bool) -> tuple[Corrected, ...]:
-    """Every verified program in the place of a matrix product."""
+    """All verified replacements of a matrix product."""
     return _all(product(batched=batched), False)
 
 
@@ -241,7 +239,7 @@ def _all(program: Program, boxes: bool) -> tuple[Corrected, ...]:
 
 @lru_cache(maxsize=16)
 def corrected_spread(kernel: int, *, bias: bool) -> tuple[Corrected, ...]:
-    """A transposed convolution as a product at every pixel and channels to space."""
+    """A transposed convolution as a product at every pixel and a channels-to-space move, if verified."""
     program = transposed(kernel, bias=bias)
     verdict = verified(program, f"transposed convolution {kernel}", spread(kernel, bias=bias))
     path = "product at every pixel, channels to space"

@@ -1,4 +1,4 @@
-"""Mutants of a program: depth-first enumeration of moves, the operator, moves; kept when equal on a large part."""
+"""Mutants of a program: moves, the operator and moves, enumerated depth first, and kept if equal on a large part."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from steptime_lab.rules.sizes import Condition
 from steptime_lab.rules.terms import Shape, Term, shape_of, variable
 
 DEPTH: Final = 5
-"""Moves and operator of a mutant."""
+"""Most moves of a mutant, including the operator."""
 MOST_MOVES: Final = 2
-"""Moves before the operator, and after it."""
+"""Most moves before the operator, and most moves after it."""
 LARGE: Final = 0.6
-"""Part of the output that has to be equal."""
+"""Least share of the output that must be equal."""
 Path: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A program of the same shape of result."""
+    """A program whose result has the same shape."""
 
     program: Program
     before: Path
@@ -36,11 +36,11 @@ class Mutant:
     after: Path
     term: Term
     share: float
-    """The smallest part of the output that is equal, over the sizes that were tried."""
+    """Smallest equal share of the output over all tried sizes."""
 
     @property
     def exact(self) -> bool:
-        """Whether it was equal everywhere."""
+        """True if it was equal everywhere."""
         return self.share == 1.0
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Mutant:
 
 @dataclass(slots=True)
 class Trial:
-    """Values of a program for some sizes, and of any term over its variables."""
+    """Values of a program, and of any term over its variables, for some sizes."""
 
     program: Program
     sizes: tuple[dict[str, int], ...]
@@ -70,7 +70,7 @@ class Trial:
         return [evaluated(given, self._domain, values, at, known) for values, at, known in rows]
 
     def masks(self, given: Term) -> list[Array]:
-        """Where a term of the program's shape equals the program."""
+        """Masks of the elements where a term equals the program."""
         return [np.asarray(a == b) for a, b in zip(self.of(self.program.source), self.of(given), strict=True)]
 
     def fingerprint(self, given: Term) -> bytes:
@@ -81,7 +81,7 @@ class Trial:
         return digest.digest()
 
     def fits(self, given: Term) -> Shape | None:
-        """Dims of a term, None where its operators do not take what they get for some of the sizes."""
+        """Dims of a term; None: its operators do not accept their arguments for some of the sizes."""
         needs: list[Condition] = []
         try:
             shape = shape_of(given, self.program.table, {}, needs)
@@ -91,10 +91,10 @@ class Trial:
 
 
 def mutants(program: Program, depth: int = DEPTH, large: float = LARGE) -> tuple[Mutant, ...]:
-    """All mutants of a program up to a depth, one for each way to compute the operator and each result.
+    """All mutants of a program up to a depth, one for each core and each result.
 
-    Exact ones first, then by how much is equal, then by length. Their results were compared modulo a prime for two
-    assignments of sizes; nothing is proved yet.
+    They are sorted by falling equal share, then by length. Results are compared modulo a prime for two assignments of
+    sizes; nothing is proved yet.
     """
     trial = Trial(program, sizes_for(program))
     found: dict[tuple[bytes, str, bytes], Mutant] = {}
@@ -138,7 +138,7 @@ def _moves(mutant: Mutant) -> int:
 
 
 def _moved(trial: Trial, most: int) -> Iterator[tuple[Path, Term, Shape]]:
-    """The tensor ``x`` moved in every way, each result once, depth first; no move after the one that it undoes."""
+    """All results of moves on the tensor ``x``, depth first and without duplicates or inverse pairs of moves."""
     program = trial.program
     rows = [move for move in moves_of(program) if not move.late]
     seen: set[bytes] = set()
@@ -161,7 +161,7 @@ def _moved(trial: Trial, most: int) -> Iterator[tuple[Path, Term, Shape]]:
 
 
 def _ways(trial: Trial, x: Term, shape: Shape, most: int, last: str) -> Iterator[Path]:
-    """Moves after the operator that lead to the shape of the result."""
+    """Sequences of moves after the operator that lead to the shape of the result."""
     program = trial.program
     if shape == program.shape:
         yield ()

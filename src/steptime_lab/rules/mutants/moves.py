@@ -1,4 +1,4 @@
-"""What a mutant is made of: moves of a tensor, and ways to compute the multi-linear operator on what is moved."""
+"""Parts of mutants: moves of a tensor, and cores that compute the multi-linear operator on a moved tensor."""
 
 from __future__ import annotations
 
@@ -13,54 +13,55 @@ from steptime_lab.rules.terms import Shape, Term, term, variable
 
 
 def padded(x: Term, axis: int, before: Size | int, after: Size | int) -> Term:
-    """Zeros before and after along an axis; the tensor itself where there are none."""
+    """A tensor padded with zeros along an axis; the tensor itself if there are none."""
     nothing = size(before) == size(after) == size(0)
     return x if nothing else term("pad", (x,), (axis, before, after))
 
 
 def cut(x: Term, axis: int, start: Size | int, end: Size | int) -> Term:
-    """A part of an axis."""
+    """A slice along an axis."""
     return term("slice", (x,), (axis, start, end))
 
 
 def shaped(x: Term, *dims: Size | int) -> Term:
-    """The tensor in another shape."""
+    """The tensor reshaped."""
     return term("reshape", (x,), tuple(dims))
 
 
 def ordered(x: Term, *dims: int) -> Term:
-    """Dims in another order, counted from the front."""
+    """The tensor with dims permuted, counted from the front."""
     return term("permute", (x,), tuple(each - len(dims) for each in dims))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A change of where elements are; None where it does not apply to the shape."""
+    """A movement of elements of a tensor."""
 
     name: str
     undone: str
-    """The move that takes it back."""
+    """Name of the inverse move."""
     make: Callable[[Program, Term, Shape], Term | None]
+    """Function that moves a tensor; None: the move does not apply to the shape."""
     late: bool = False
-    """Only after the operator."""
+    """Used only after the operator."""
     early: bool = False
-    """Only before the operator."""
+    """Used only before the operator."""
 
 
 def blocks(program: Program) -> int:
-    """Into how many parts a dim of an image is cut: the dilation, or two."""
+    """Number of parts into which a dim of an image is cut: the dilation, or two."""
     conv = program.convolution
     return conv.dilation if conv is not None and conv.dilation > 1 else 2
 
 
 def over(extent: Size, by: Size | int) -> Size | None:
-    """The exact quotient of sizes, None where there is a rest for some."""
+    """The exact quotient of sizes; None: there may be a remainder."""
     part = extent // by
     return part if part * by == extent else None
 
 
 def rounded(extent: Size, by: int) -> Size:
-    """The extent rounded up to a multiple."""
+    """The extent rounded up to a multiple of ``by``."""
     return (extent + (by - 1)) // by * by
 
 
@@ -79,11 +80,11 @@ def _bordered(program: Program, x: Term, s: Shape) -> Term | None:
 
 
 def _cropped(program: Program, x: Term, s: Shape) -> Term | None:
-    wanted = program.shape
-    if len(s) != len(wanted) or s == wanted or any(a != b for a, b in zip(s[:-2], wanted[:-2], strict=True)):
+    result = program.shape
+    if len(s) != len(result) or s == result or any(a != b for a, b in zip(s[:-2], result[:-2], strict=True)):
         return None
     for axis in (-2, -1):
-        x = x if s[axis] == wanted[axis] else cut(x, axis, 0, wanted[axis])
+        x = x if s[axis] == result[axis] else cut(x, axis, 0, result[axis])
     return x
 
 
@@ -199,7 +200,7 @@ _MATRICES: Final = (
 
 
 def moves_of(program: Program) -> tuple[Move, ...]:
-    """What is tried with the tensors of a program."""
+    """Moves that are tried on tensors of a program."""
     return _MATRICES if program.convolution is None else _IMAGES
 
 
@@ -208,14 +209,14 @@ def moves_of(program: Program) -> tuple[Move, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """The multi-linear operator on a moved tensor, computed in some way."""
+    """One way to compute the multi-linear operator on a moved tensor."""
 
     name: str
     term: Term
 
 
 def cores_of(program: Program, x: Term, s: Shape) -> Iterator[Core]:
-    """Ways to compute the operator of a program on a tensor of some shape."""
+    """All cores for the operator of a program on a tensor of a shape."""
     conv = program.convolution
     rows = _products(program, x, s) if conv is None else _convolutions(conv, x, s)
     yield from (Core(name=name, term=made) for name, made in rows.items())
@@ -273,7 +274,7 @@ def pointwise_rows(conv: Convolution, x: Term, s: Shape) -> Term:
 
 
 def patches(conv: Convolution, x: Term, s: Shape) -> Term:
-    """A convolution as a product of the filters with the pixels under each place of the window (im2col)."""
+    """A convolution as a product of the filters with the pixels under each window position (im2col)."""
     p, d, (high, wide) = conv.pad, conv.dilation, conv.kernel
     full = padded(padded(x, -2, p, p), -1, p, p)
     rows, columns = (extent + 2 * p - reach for extent, reach in zip(s[2:], conv.halo, strict=True))
@@ -295,7 +296,7 @@ def spread(kernel: int, *, bias: bool) -> Term:
 
 
 def applied_moves(program: Program, x: Term, names: tuple[str, ...]) -> Term:
-    """A tensor after moves by name."""
+    """A tensor after named moves."""
     from steptime_lab.rules.terms import shape_of
 
     rows = {move.name: move for move in moves_of(program)}

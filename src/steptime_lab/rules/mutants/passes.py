@@ -1,7 +1,7 @@
-"""Mutants as passes: where each applies, lowered with its correction, so that it is priced with it.
+"""Mutants as passes, lowered and priced with their corrections.
 
-They are not among the default passes: on CPUs nearly all of them lose. ``--mutants``, ``--only`` and the searches
-offer them.
+They are not default passes, because nearly all of them lose on CPUs. ``--mutants``, ``--only`` and the searches use
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SOURCE: Final = "Wang et al., PET, OSDI 2021"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A node that is an instance of a program: values and numbers for the names of the program."""
+    """A node as an instance of a program: values and numbers for the program's names."""
 
     values: Mapping[str, Value]
     sizes: Mapping[str, int]
@@ -51,20 +51,20 @@ def convolution_site(node: Node, groups: int) -> Site:
 
 
 def holds(rule: Rule, sizes: Mapping[str, int]) -> bool:
-    """Whether a rule says something of these sizes."""
+    """True if the conditions of a rule hold for sizes."""
     return all(each.holds(dict(sizes)) for each in rule.needs())
 
 
-Wanted = Callable[[Corrected], bool]
+Accept = Callable[[Corrected], bool]
 
 
-def _of_convolutions(wanted: Wanted, *, boxes: bool = False, images: int = 1) -> Callable[[Scene], Iterator[Match]]:
-    """Matches of convolutions of a number of images or more."""
+def _of_convolutions(accept: Accept, *, boxes: bool = False, images: int = 1) -> Callable[[Scene], Iterator[Match]]:
+    """Finder of convolutions of at least ``images`` images with an accepted replacement."""
 
     def find(scene: Scene) -> Iterator[Match]:
         for node in scene.each("convolution"):
             given = geometry(node) if node.inputs[0].type.shape[0] >= images else None
-            found = () if given is None else _chosen(given, wanted, boxes)
+            found = () if given is None else _chosen(given, accept, boxes)
             if not found or given is None:
                 continue
             site = convolution_site(node, given.groups)
@@ -75,12 +75,12 @@ def _of_convolutions(wanted: Wanted, *, boxes: bool = False, images: int = 1) ->
     return find
 
 
-def _chosen(given: Convolution, wanted: Wanted, boxes: bool) -> tuple[Corrected, ...]:
-    """What is wanted of a geometry; no boxes of kernels that are not square, whose borders take minutes to find."""
+def _chosen(given: Convolution, accept: Accept, boxes: bool) -> tuple[Corrected, ...]:
+    """Accepted replacements for a geometry; no boxes of kernels that are not square, whose borders take minutes."""
     boxes = boxes and given.kernel[0] == given.kernel[1]
     try:
-        return tuple(each for each in corrected(given, boxes=boxes) if wanted(each))
-    except UserError:  # No small sizes fulfil what the operators of this geometry need.
+        return tuple(each for each in corrected(given, boxes=boxes) if accept(each))
+    except UserError:  # No small sizes satisfy the operators of this geometry.
         return ()
 
 
@@ -93,7 +93,7 @@ def _match(scene: Scene, node: Node, each: Corrected, site: Site) -> Match:
 
 
 def _spreads(scene: Scene) -> Iterator[Match]:
-    """Transposed convolutions whose stride is their kernel."""
+    """Transposed convolutions with a stride equal to their kernel."""
     for node in scene.each("convolution"):
         x, w, b = (node.input(name) for name in ("input", "weight", "bias"))
         if not node.attribute("transposed") or x is None or w is None or x.type.rank != 4 or both(node, "groups") != 1:
@@ -109,7 +109,7 @@ def _spreads(scene: Scene) -> Iterator[Match]:
 
 
 def _joined_products(scene: Scene) -> Iterator[Match]:
-    """Products of a batch of matrices with one matrix that was expanded: one product of all rows."""
+    """Products of a batch of matrices with one expanded matrix become one product of all rows."""
     for node in scene.each("bmm"):
         x, w = node.inputs
         if not is_op(w, "expand") or w.node.inputs[0].type.elements * x.type.shape[0] != w.type.elements:
@@ -135,7 +135,7 @@ def _row(name: str, matches: str, condition: str, makes: str, find: Callable[[Sc
     )
 
 
-def _path(*paths: str) -> Wanted:
+def _path(*paths: str) -> Accept:
     return lambda each: each.path in paths and each.correction == EXACT
 
 
@@ -218,7 +218,7 @@ MUTANT_PASSES: Final = (
         _joined_products,
     ),
 )
-"""Mutants that any search can use."""
+"""Mutants as passes for any search."""
 
 
 def mutants(_given: str = "") -> tuple[Pass, ...]:

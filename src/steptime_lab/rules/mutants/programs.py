@@ -1,7 +1,7 @@
-"""Small multi-linear programs that are mutated: convolutions, with or without a bias, and matrix products.
+"""Multi-linear programs that are mutated: convolutions, with or without a bias, and matrix products.
 
-A program has numbers where a kernel has them (kernel, padding, dilation, groups) and names for all other sizes, so that
-what is proved of one of its mutants holds for every batch, number of channels and image.
+A program has numbers for kernel, padding, dilation and groups, and names for all other sizes, so that proofs for its
+mutants hold for every batch, number of channels and image size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steptime_lab.rules.terms import Shape, Term, Variable, Variables, parsed, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """What is a number in a two-dimensional convolution of stride one, the same along both dims but for the kernel."""
+    """Geometry of a two-dimensional convolution of stride one; only the kernel may differ between the dims."""
 
     kernel: tuple[int, int] = (3, 3)
     pad: int = 0
@@ -30,12 +30,12 @@ class Convolution:
 
     @property
     def halo(self) -> tuple[int, int]:
-        """Rows and columns that a window reaches beyond its first: dilation times kernel less one."""
+        """Rows and columns that a window reaches beyond its first: dilation times (kernel minus one)."""
         return self.dilation * (self.kernel[0] - 1), self.dilation * (self.kernel[1] - 1)
 
     @property
     def kind(self) -> str:
-        """The class of the program, which says what is tried."""
+        """Class of the program, in words."""
         if self.groups > 1:
             return "grouped convolution"
         if self.kernel == (1, 1):
@@ -48,7 +48,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A term over named sizes, of which mutants are made."""
+    """A term over named sizes that is mutated."""
 
     kind: str
     variables: tuple[Variable, ...]
@@ -87,18 +87,18 @@ def convolution(given: Convolution) -> Program:
 def convolved(
     given: Convolution, x: Term, w: Term, *, pad: int | None = None, dilation: int | None = None, groups: int = 0
 ) -> Term:
-    """A convolution of any tensor with the bias of the program; what is not given is the program's."""
+    """A convolution of any tensor with the program's bias; other settings default to the program's."""
     attributes = (1, given.pad if pad is None else pad, dilation or given.dilation, groups or given.groups)
     return biased(given, term("conv", (x, w), attributes))
 
 
 def biased(given: Convolution, y: Term) -> Term:
-    """A result plus the bias, where the program has one."""
+    """A result plus the bias, if the program has one."""
     return term("add", (y, variable("b"))) if given.bias else y
 
 
 def product(*, batched: bool) -> Program:
-    """The program of a matrix product of ``x``, b x m x k, with one matrix ``w`` or with one for each of the batch."""
+    """The program of a matrix product of ``x``, b x m x k, with one matrix ``w`` or one for each batch entry."""
     w = _variable("w", "b k p") if batched else _variable("w", "k p", "weight")
     return Program(
         kind="batched product" if batched else "product",
@@ -108,10 +108,9 @@ def product(*, batched: bool) -> Program:
 
 
 def transposed(kernel: int, *, bias: bool = False) -> Program:
-    """The program of a transposed convolution whose stride is its kernel: zeros between pixels, a turned kernel.
+    """The program of a transposed convolution with a stride equal to its kernel, by zeros and a flipped kernel.
 
-    ``w`` is c x o x k x k as PyTorch stores it. Every pixel spreads over k x k pixels of the result, none of which two
-    pixels reach.
+    ``w`` is c x o x k x k as PyTorch stores it. Every pixel spreads over its own k x k pixels of the result.
     """
     k, last = kernel, kernel - 1
     x = f"reshape[n, c, h, 1, v, 1](x), -3, 0, {last}"
@@ -134,11 +133,11 @@ SIZES: Final[tuple[dict[str, int], ...]] = (
     {"n": 2, "c": 2, "h": 6, "v": 7, "o": 2, "b": 2, "m": 3, "k": 2, "p": 3},
     {"n": 3, "c": 1, "h": 9, "v": 8, "o": 3, "b": 3, "m": 2, "k": 4, "p": 2},
 )
-"""Sizes for which programs and mutants are evaluated before anything is proved."""
+"""Sizes at which programs and mutants are evaluated in the search."""
 
 
 def sizes_for(given: Program) -> tuple[dict[str, int], ...]:
-    """Numbers for the names of a program, large enough for its halo and with and without a rest modulo its dilation."""
+    """Numbers for the names of a program, large enough for its halo, with and without a remainder by its dilation."""
     conv = given.convolution
     more = 0 if conv is None else 2 * max(conv.halo)
     names = {name for each in given.variables for dim in each.dims for name in dim.names()}
@@ -148,7 +147,7 @@ def sizes_for(given: Program) -> tuple[dict[str, int], ...]:
 
 
 def numbers(shape: Shape, at: dict[str, int]) -> tuple[int, ...]:
-    """A shape for numbers of its names."""
+    """The numeric shape for given numbers of its names."""
     return tuple(dim.value(at) for dim in shape)
 
 

@@ -1,11 +1,10 @@
-r"""On which boxes of the output a mutant equals its program, with borders that are symbolic in the sizes.
+r"""Boxes of the output in which a mutant equals its program, with borders that are symbolic in the sizes.
 
-An element of either side is a sum of guarded products (:mod:`steptime_lab.rules.forms`). Where a guard or quotient
-changes along an axis of the output the axis is split; between two splits the interval of every summation is constant
-or moves with the index, so that both sides are the same multi-linear function everywhere in a box or differ
-already at a corner or one of its neighbours (m + 1 places of m dims; each by random values modulo a prime, which a
-difference of degree 2 survives with probability $2 / (2^{31} - 1)$). Source: Wang et al., PET, OSDI 2021, theorems 1
-and 2.
+An element of either side is a sum of guarded products (:mod:`steptime_lab.rules.forms`). An axis of the output is split
+where a guard or quotient changes along it. Between two splits the interval of every summation is constant or moves with
+the index, so that both sides are equal multi-linear functions in the whole box, or differ at a corner or one of its
+neighbours. These are m + 1 places for m dims; each is compared by random values modulo a prime, which miss a difference
+of degree 2 with probability $2 / (2^{31} - 1)$. Source: Wang et al., PET, OSDI 2021, theorems 1 and 2.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from steptime_lab.rules.terms import Shape, Term
 
 Interval: TypeAlias = tuple[Size, Size]
 MULTIPLES: Final = (-1, 0, 1, 2)
-"""Multiples of a dim at which an index that was joined from two is split."""
+"""Multiples of a dim at which an index merged from two is split."""
 MOST_TAPS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A part of the output, from start to below end along each axis, and whether the mutant is right there."""
+    """A part of the output, from start to below end along each axis, in which the mutant is equal or wrong."""
 
     intervals: tuple[Interval, ...]
     equal: bool
@@ -42,18 +41,18 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regions:
-    """The output of a program cut into boxes, for sizes for which the borders have their order."""
+    """The output of a program in boxes, for sizes for which the borders are in order."""
 
     mutant: Mutant
     borders: tuple[tuple[Size, ...], ...]
-    """For each axis: zero, where it is split, its extent."""
+    """Borders of each axis: zero, split points, its extent."""
     boxes: tuple[Box, ...]
-    """Those that are not empty for some sizes that were tried."""
+    """Boxes that are not empty for some of the tried sizes."""
     places: int
-    """Elements that were compared, for all sizes together."""
+    """Number of elements compared, over all sizes."""
 
     def share(self, at: dict[str, int]) -> float:
-        """The part of the output that is equal for some sizes."""
+        """Share of the output that is equal, for given sizes."""
         volumes = [(_volume(box, at), box.equal) for box in self.boxes]
         return sum(volume for volume, equal in volumes if equal) / sum(volume for volume, _ in volumes)
 
@@ -66,7 +65,7 @@ def _volume(box: Box, at: dict[str, int]) -> int:
 
 
 def regions(mutant: Mutant, sizes: tuple[dict[str, int], ...] = ()) -> Regions | None:
-    """The boxes of a mutant; None where no boxes with borders that hold for all sizes describe what is equal."""
+    """The regions of a mutant; None: no boxes with borders for all sizes describe the equal part."""
     program = mutant.program
     trial = Trial(program, sizes or (*sizes_for(program), larger(program)), seed=1)
     borders = split_points(program, mutant.term, trial.sizes)
@@ -87,13 +86,13 @@ def regions(mutant: Mutant, sizes: tuple[dict[str, int], ...] = ()) -> Regions |
             return None
         if answers:
             boxes.append(Box(intervals=tuple(intervals), equal=answers.pop()))
-    found = _joined_boxes(Regions(mutant=mutant, borders=borders, boxes=tuple(boxes), places=places))
+    found = _merged_boxes(Regions(mutant=mutant, borders=borders, boxes=tuple(boxes), places=places))
     shifted = tuple({name: value + (name in "hv") for name, value in at.items()} for at in sizes_for(program))
     return found if found is not None and check_masks(found, shifted) else None
 
 
-def _joined_boxes(found: Regions) -> Regions | None:
-    """The same regions with the fewest borders; None where boxes that are joined answer differently."""
+def _merged_boxes(found: Regions) -> Regions | None:
+    """The regions with the fewest borders; None: merged boxes would differ."""
     kept = [_needed(each, axis, found.boxes) for axis, each in enumerate(found.borders)]
     parts = [
         {i: j for j in _intervals(few) for i in _intervals(many) if _within(i, j, many)}
@@ -119,12 +118,12 @@ def _within(inner: Interval, outer: Interval, points: tuple[Size, ...]) -> bool:
 
 
 def larger(program: Program) -> dict[str, int]:
-    """Sizes beyond those that mutants are found with, in which borders have the order of large sizes."""
+    """Sizes larger than those of the mutant search, for which borders have the order of large sizes."""
     return {name: value + 5 for name, value in sizes_for(program)[1].items()}
 
 
 def _needed(points: tuple[Size, ...], axis: int, boxes: tuple[Box, ...]) -> tuple[Size, ...]:
-    """The borders of an axis on whose two sides some boxes answer differently."""
+    """The borders of an axis between boxes that differ."""
 
     def row(interval: Interval) -> dict[tuple[Interval, ...], bool]:
         return {b.intervals[:axis] + b.intervals[axis + 1 :]: b.equal for b in boxes if b.intervals[axis] == interval}
@@ -142,7 +141,7 @@ def _needed(points: tuple[Size, ...], axis: int, boxes: tuple[Box, ...]) -> tupl
 
 
 def corner_and_neighbours(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
-    """The first place of a box, and the next one along each axis that has one.
+    """The first place of a box, and its neighbour along each axis that has one.
 
     >>> list(corner_and_neighbours([(0, 2), (5, 6)]))
     [(0, 5), (1, 5)]
@@ -158,7 +157,7 @@ def corner_and_neighbours(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[in
 def split_points(
     program: Program, mutant: Term, sizes: tuple[dict[str, int], ...]
 ) -> tuple[tuple[Size, ...], ...] | None:
-    """Where each axis of the output is split, in order; None where an element cannot be written as a form."""
+    """Split points of each axis of the output in order; None: an element cannot be written as a form."""
     elements = Elements(program.table)
     index = tuple(elements.fresh(dim, "i") for dim in program.shape)
     axes = {each.name: axis for axis, each in enumerate(index) if each.name}
@@ -176,9 +175,9 @@ def split_points(
 
 
 def ordered_points(extent: Size, points: Iterable[Size], sizes: tuple[dict[str, int], ...]) -> tuple[Size, ...]:
-    """Points inside an axis in the order that they have for all sizes; one that has another order for some is left out.
+    """Points inside an axis in an order that holds for all sizes; a point with another order for some is left out.
 
-    What is lost by that shows as a box in which places differ.
+    A point that is missing because of this leads to a box in which places differ.
     """
     values: dict[tuple[int, ...], Size] = {}
     ends = tuple(extent.value(at) for at in sizes)
@@ -196,7 +195,7 @@ def ordered_points(extent: Size, points: Iterable[Size], sizes: tuple[dict[str, 
 
 
 def _expressions(form: Form, elements: Elements) -> Iterator[Size]:
-    """What has to stay at least zero, with every place of the window put in for the indices of taps."""
+    """Sizes that must stay at least zero, with every window position substituted for the indices of taps."""
     seen: set[Size] = set()
     for piece in form:
         bound: set[Size] = set(piece.guards)
@@ -225,7 +224,7 @@ def _product(extents: Iterable[int | None]) -> int:
 
 
 def _joints(coordinate: Size) -> Iterator[Size]:
-    """Where the quotients in an index step, as what has to be at least zero: multiples of a symbolic divisor."""
+    """Sizes that change sign where quotients in an index step, at multiples of a symbolic divisor."""
     for monomial, _ in coordinate.terms:
         for atom in monomial:
             if not isinstance(atom, Quotient):
@@ -236,7 +235,7 @@ def _joints(coordinate: Size) -> Iterator[Size]:
 
 
 def thresholds(guard: Size, indices: frozenset[str]) -> Iterator[tuple[str, Size]]:
-    """Indices, and from where on each of them makes a guard hold or fail, as long as the others stay in a box.
+    """Indices, each with the point from which it makes a guard hold or fail while the others stay in a box.
 
     >>> from steptime_lab.rules.sizes import size
     >>> [(name, str(at)) for name, at in thresholds(size("i - 1"), frozenset("i"))]
@@ -252,7 +251,7 @@ def thresholds(guard: Size, indices: frozenset[str]) -> Iterator[tuple[str, Size
     for name in sorted(names):
         by = _coefficient(guard, name)
         if by is not None and by.number is None and not by.names() & indices:
-            yield from _joined(guard, name, by, indices)
+            yield from _linear_thresholds(guard, name, by, indices)
     for atom in dict.fromkeys(atom for monomial, _ in plain for atom in monomial if isinstance(atom, Quotient)):
         if _has(atom, indices) and atom.denominator.number is None:
             for m in MULTIPLES:
@@ -260,7 +259,7 @@ def thresholds(guard: Size, indices: frozenset[str]) -> Iterator[tuple[str, Size
 
 
 def _coefficient(guard: Size, name: str) -> Size | None:
-    """What an index is multiplied with, None where it is not linear."""
+    """Coefficient of an index; None: it is not linear."""
     out = size(0)
     for monomial, value in guard.terms:
         rest = tuple(atom for atom in monomial if atom != name)
@@ -272,8 +271,8 @@ def _coefficient(guard: Size, name: str) -> Size | None:
     return out
 
 
-def _joined(guard: Size, name: str, by: Size, indices: frozenset[str]) -> Iterator[tuple[str, Size]]:
-    """Thresholds of sign x index x by + rest: where the rest crosses multiples, and the index next to them."""
+def _linear_thresholds(guard: Size, name: str, by: Size, indices: frozenset[str]) -> Iterator[tuple[str, Size]]:
+    """Thresholds of sign x index x by + rest: where the rest crosses multiples of ``by``, and the index there."""
     sign = 1 if by.terms[0][1] > 0 else -1
     by = by * sign
     whole, rest = long_division(guard - size(name) * by * sign, by)
@@ -284,7 +283,7 @@ def _joined(guard: Size, name: str, by: Size, indices: frozenset[str]) -> Iterat
 
 
 def long_division(given: Size, by: Size) -> tuple[Size, Size]:
-    """A whole quotient of polynomials and the rest, whose terms the divisor's first does not divide.
+    """Quotient and remainder of polynomials; the divisor's first term divides no term of the remainder.
 
     >>> [str(each) for each in long_division(size("n*h + n + i - 1"), size("h + 1"))]
     ['n', 'i-1']
@@ -303,7 +302,7 @@ def long_division(given: Size, by: Size) -> tuple[Size, Size]:
 
 
 def _with(given: Size, quotient: Quotient, number: int) -> Size:
-    """A size with a number in the place of a quotient."""
+    """A size with a quotient replaced by a number."""
     out = size(0)
     for monomial, value in given.terms:
         kept = tuple(atom for atom in monomial if atom != quotient)
@@ -322,7 +321,7 @@ def _has(atom: str | Quotient, indices: frozenset[str]) -> bool:
 def _single(
     guard: Size, monomial: tuple[str | Quotient, ...], value: int | object, indices: frozenset[str]
 ) -> Iterator[tuple[str, Size]]:
-    """Thresholds of a guard with one monomial that has an index: itself or a quotient of it, times a number."""
+    """Thresholds of a guard with one monomial that has an index: the index or a quotient of it, times a number."""
     if len(monomial) != 1 or not isinstance(value, int):
         return
     (atom,) = monomial
@@ -337,7 +336,7 @@ def _single(
 
 
 def check_masks(found: Regions, sizes: tuple[dict[str, int], ...], seed: int = 3) -> bool:
-    """Whether the boxes say of every element of the output for some sizes what comparing it says."""
+    """True if the boxes agree with a comparison of every element of the output for some sizes."""
     trial = Trial(found.mutant.program, sizes, seed)
     return all(_agrees(found, mask, at) for mask, at in zip(trial.masks(found.mutant.term), sizes, strict=True))
 
@@ -351,7 +350,7 @@ def _agrees(found: Regions, mask: Array, at: dict[str, int]) -> bool:
 
 
 def spans_of(found: Regions, axis: int) -> list[tuple[Interval, bool]]:
-    """Intervals of one axis, and whether everything in each is equal; those of one answer that touch are one."""
+    """Intervals of one axis, each with True if all of it is equal; adjacent intervals with one answer are merged."""
     out: list[tuple[Interval, bool]] = []
     points = found.borders[axis]
     for interval in pairwise(points):
