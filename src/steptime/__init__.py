@@ -1,4 +1,4 @@
-"""What a deep-learning training step will cost before you run it, why, and how to make it cheaper.
+"""Predicts the cost of a deep-learning training step before you run it, with the reasons and cheaper plans.
 
 >>> import steptime
 >>> result = steptime.api.plan("gpt3_1T", "dgx-b200", gpus=2048, global_batch=4096, strategy="1d")
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from steptime.search.planner import PlanResult as PlanResult
     from steptime.terms import Terms as Terms
 
-#: Public name -> where it is defined.
+#: Public name -> place of its definition.
 PLACES: Final = {
     "Estimate": "steptime.estimate.result:Estimate",
     "Operator": "steptime.captured.ops.operator:Operator",

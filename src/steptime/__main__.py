@@ -7,16 +7,16 @@ import sys
 from typing import Final
 
 ALLOCATIONS: Final = 200_000
-"""Objects after which the collector looks for cycles: more than a plan makes, which ends before any need be freed."""
+"""Objects after which the collector looks for cycles: more than a plan makes, which ends before any must be freed."""
 COUNTED: Final = frozenset({"duckdb", "highspy", "matplotlib", "onnx", "scipy", "sklearn", "torch"})
-"""Libraries that may say at the end which of their objects were not freed, or whose work is long next to the end."""
+"""Libraries that may report unfreed objects at exit, or whose work is long compared with the exit."""
 
 
 def run() -> None:
     """Run ``steptime`` and exit; Ctrl-C while it is being loaded ends it as Ctrl-C does later.
 
-    What is alive at the end is frozen, so that the interpreter does not look for cycles in it on its way out; not where
-    a library of :data:`COUNTED` was loaded.
+    Objects alive at the end are frozen, so that the interpreter does not look for cycles in them at exit, unless a
+    library of :data:`COUNTED` was loaded.
     """
     gc.set_threshold(ALLOCATIONS, 20, 20)
     try:

@@ -39,8 +39,8 @@ class UserError(SteptimeError):
 
 
 SIMILAR: Final = 0.7
-"""Names are proposed that share this much of their letters, in order, with what was given (the ratio of difflib); a
-letter too many, too few or wrong in a name of four is that near."""
+"""Smallest share of letters, in order, that a proposed name has in common with the given one (the ratio of difflib); a
+letter too many, too few or wrong in a name of four is near enough."""
 VALID: Final = 40
 """Valid names that a hint lists at most: all keys of any table, and most of the longer lists."""
 PREFIX: Final = 2
@@ -52,14 +52,14 @@ LISTED: Final[Mapping[str, str]] = {
     "model": "steptime models lists them",
     "framework": "steptime frameworks lists them",
 }
-"""Kind of name -> what to do where nothing is near."""
+"""Kind of name -> hint if no name is near."""
 
 
 class UnknownNameError(UserError):
     """A name that is not in a catalogue, with the nearest names that are.
 
-    Where none is near, ``otherwise`` says what to do, else the command that lists the names of the kind. ``always``
-    stands below the nearest names too.
+    If none is near, the hint is ``otherwise``, else the command that lists the names of the kind. ``always`` is a hint
+    below the nearest names too.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ MESSAGE: Final = 6000
 
 
 def bounded(message: str) -> str:
-    """A message in which what came from outside stays short: its head and its end stand for it.
+    """A message in which long quotations are cut to their beginning and their end.
 
-    Every message goes through it, also one that quotes what nobody thought of as long.
+    Every message goes through it, also one whose quotations are expected to be short.
 
     >>> bounded(f"tp: {'[' * 100_000} is no number")[-20:], len(bounded("a b " * 100_000)) <= MESSAGE
     ('[[[[[[[ is no number', True)
@@ -130,7 +130,7 @@ _LONG: Final = re.compile(rf"\S{{{WORD + 1},}}")
 
 
 def shorten(text: str, limit: int = 80) -> str:
-    """Cut a text that came from outside so that an error stays one screen.
+    """Cut a text from outside so that an error stays within one screen.
 
     >>> shorten("a" * 100, 10)
     'aaaaaaa...'
@@ -153,7 +153,7 @@ def shown(given: object, limit: int = 80) -> str:
 
 
 def counted(number: float, noun: str, shown: object = None) -> str:
-    """A number with what it counts, in the singular for one; ``shown``: how the number is written.
+    """A number with its noun, in the singular for one; ``shown``: text in place of the number.
 
     >>> counted(1, "GPU"), counted(8, "GPU"), counted(2048, "GPU", "2,048")
     ('1 GPU', '8 GPUs', '2,048 GPUs')
@@ -162,7 +162,7 @@ def counted(number: float, noun: str, shown: object = None) -> str:
 
 
 def first_few(names: Sequence[str], most: int) -> str:
-    """Names in a sentence, and how many are left out.
+    """Names in a sentence, with the number of names left out.
 
     >>> first_few(["tp", "pp"], 2), first_few(["tp", "pp", "cp"], 2)
     ('tp, pp', 'tp, pp and 1 more')
@@ -171,7 +171,7 @@ def first_few(names: Sequence[str], most: int) -> str:
 
 
 def nearest(given: str, allowed: Iterable[str], count: int = 3) -> list[str]:
-    """Names of ``allowed`` that are spelt almost like ``given``, best first; then those that begin or end with it.
+    """Names of ``allowed`` with a similar spelling to ``given``, best first; then those that begin or end with it.
 
     >>> nearest("llama3-8", ["gpt3-175b", "llama3-8b", "llama3-70b"])
     ['llama3-8b', 'llama3-70b']
@@ -188,12 +188,12 @@ def nearest(given: str, allowed: Iterable[str], count: int = 3) -> list[str]:
 
 
 def _spelling(name: str) -> str:
-    """A name where neither case nor ``-`` against ``_`` matters."""
+    """A name without differences of case and of ``-`` and ``_``."""
     return name.lower().replace("_", "-")
 
 
 def did_you_mean(given: str, allowed: Iterable[str], otherwise: str = "") -> str:
-    """A hint with the nearest valid names; if none is near ``otherwise``, or without that some valid ones.
+    """A hint with the nearest valid names; if none is near ``otherwise``, or some valid names if it is empty.
 
     >>> did_you_mean("b20", ["b200-sxm", "h100-sxm"])
     'did you mean b200-sxm?'

@@ -183,9 +183,9 @@ def taken(value: Any, index: Any) -> Any:
 
 
 def joined(pieces: Sequence[Num], lengths: Sequence[int]) -> Num:
-    """One column of pieces that follow each other, each an array or a number for all of its entries.
+    """Concatenation of pieces, each an array or a number for all of its entries.
 
-    One number that all pieces are stays one, and a single piece is as it is.
+    If all pieces are the same number, the result is that number; a single piece stays unchanged.
 
     >>> joined([np.array([1.0, 2.0]), 3.0], [2, 1]).tolist(), joined([3.0, 3.0], [2, 1])
     ([1.0, 2.0, 3.0], 3.0)
@@ -197,7 +197,7 @@ def joined(pieces: Sequence[Num], lengths: Sequence[int]) -> Num:
 
 
 def evenly_spread(rows: Sequence[T], most: int) -> list[T]:
-    """At most ``count`` of the rows, two or more, evenly spread from the first to the last.
+    """At most ``most`` of the rows (at least two), evenly spread from the first to the last.
 
     >>> evenly_spread(range(11), 3), evenly_spread("ab", 3)
     ([0, 5, 10], ['a', 'b'])
@@ -224,9 +224,9 @@ _PRIME: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
-    """Places of one of each kind of equal rows of some columns of equal length, and for each row its kind's number.
+    """Index of one row of each group of equal rows of some columns, and the group number of each row.
 
-    A row that shares the place at which equal rows are looked for with another kind may be a kind of its own.
+    Hash collisions may split a group of equal rows into several.
 
     >>> [found.tolist() for found in distinct([np.array([7.0, 3.0, 7.0]), np.array([1, 1, 1])])]
     [[1, 2], [1, 0, 1]]
@@ -247,7 +247,7 @@ def distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
 
 
 def hashes(columns: Iterable[Array], count: int) -> Array:
-    """A number of 64 bits of each of ``count`` rows of columns, whole or floating point; equal rows have the same."""
+    """A 64-bit hash of each of ``count`` rows of columns, whole or floating point; equal rows have equal hashes."""
     out = np.zeros(count, dtype=np.uint64)
     for column in columns:
         wide = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)
@@ -257,14 +257,14 @@ def hashes(columns: Iterable[Array], count: int) -> Array:
 
 
 FEW: Final = 256
-"""Rows that are computed each by itself: to find those that are equal takes as long."""
+"""Rows up to which all are computed, as the search for equal ones takes as long."""
 
 
 def per_distinct(*, follows: tuple[str, ...] = ()) -> Callable[[Callable[..., Num]], Callable[..., Num]]:
-    """Makes a function compute each distinct call once: of numbers it is kept, and of columns one of equal rows.
+    """Makes a function compute each distinct call once: results for numbers are cached, equal rows of columns merged.
 
     Args:
-        follows: names of arguments that follow from the others, so that rows need not be compared in them.
+        follows: names of arguments that are determined by the others, so that rows need not be compared in them.
 
     >>> calls = []
     >>> @per_distinct()

@@ -44,7 +44,7 @@ def digits(text: str) -> int:
 
 
 class Ratio(NamedTuple):
-    """A number, its range, and what it means."""
+    """A number, its range, and its meaning."""
 
     low: float
     high: float
@@ -70,7 +70,7 @@ class Named(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Words whose grammar the engine knows."""
+    """Words with a grammar of their own."""
 
 
 class Switch(NamedTuple):
@@ -78,14 +78,14 @@ class Switch(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """Set where it is given."""
+    """A flag, which is set if it is given."""
 
 
 Takes: TypeAlias = Count | Ratio | OneOf | SomeOf | Named | Text | Switch | Flag
 
 
 class Place(Enum):
-    """What an option describes."""
+    """Subject that an option describes."""
 
     JOB = "the job: what is trained, where, with which software"
     ADAPTER = "the adapters of the job: a key of the table lora"
@@ -107,21 +107,21 @@ class Option:
     """Heading in ``--help``."""
     metavar: str = ""
     usual: Any = None
-    """The value that needs no word: what holds in a job of which nobody says anything, under no framework."""
+    """Default value, without a framework."""
     label: str | None = None
-    """What the short form of a plan calls it where its value is not the usual one; None: it does not show it."""
+    """Name in the short form of a plan, shown if the value is not the default; None: not shown."""
     recorded: bool = False
-    """Whether the record of a plan has it also where its value is the usual one."""
+    """True if the record of a plan has it even at the default value."""
     published: bool = True
-    """Whether the published models have it; without it they take the usual value only."""
+    """True if the published models support it; else they take the default value only."""
     of_experts: bool = False
-    """Whether it means something only in a model with experts."""
+    """True if it applies only to models with experts."""
     first: bool = False
-    """Whether it is of the ten that stand first in ``--help``."""
+    """True for the ten options that come first in ``--help``."""
 
     @property
     def flag(self) -> str:
-        """Its spelling on the command line.
+        """Spelling on the command line.
 
         >>> OPTIONS["micro_batch"].flag
         '--micro-batch'
@@ -315,18 +315,18 @@ COUNTS: Final = {name: takes for name in KEYS if isinstance(takes := OPTIONS[nam
 RATIOS: Final = {name: takes for name in KEYS if isinstance(takes := OPTIONS[name].takes, Ratio)}
 
 SHOWN: Final[Mapping[str, str]] = {"mbs": "micro_batch", "p(oom)": "oom_probability"}
-"""What a report writes for a key -> the key."""
+"""Name of a key in reports -> the key."""
 CHANCE: Final = "oom_probability"
-"""What a search can bound in addition to degrees: the chance of running out of memory."""
+"""Quantity that a search can bound in addition to degrees: the chance of running out of memory."""
 AXES: Final = ("dp", "tp", "tp2", "cp", "pp")
 """Axes of the mesh, which a placement lays into fast domains."""
 LAUNCHED: Final = "default"
-"""Word for the order of launchers in which ranks lie on the devices; below for the fastest of all."""
+"""Word for the order in which launchers place ranks on devices."""
 SEARCHED: Final = "search"
 
 
 def usual_of(name: str) -> Any:
-    """The usual value of an option as the engine has it.
+    """The default value of an option in the types of the engine.
 
     >>> usual_of("schedule"), usual_of("offload")
     ('1f1b', frozenset())
@@ -361,7 +361,7 @@ def number(field: str, value: Any, low: float, high: float, meaning: str) -> flo
 
 
 def _fits(value: Any) -> bool:
-    """Whether a number is finite as a float; a whole number may be too large for one."""
+    """True if a number is finite as a float; a whole number may be too large for one."""
     try:
         return math.isfinite(float(value))
     except OverflowError:

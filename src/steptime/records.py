@@ -28,7 +28,7 @@ def rows(record: T, index: Array) -> T:
 
 
 def changed(record: T, change: Callable[[Any], Any]) -> T:
-    """A record with each leaf as ``change`` makes it of the leaf that it was, in the order of :func:`leaves`."""
+    """A record with ``change`` applied to each leaf, in the order of :func:`leaves`."""
     made: Any
     make: Any = type(record)
     if isinstance(record, (ndarray, float)):
@@ -66,7 +66,7 @@ def leaves(record: Any) -> Iterator[Any]:
 
 
 def same_columns(one: Any, other: Any) -> bool:
-    """Whether two records have leaves of the same names in the same places.
+    """True if two records have leaves of the same names in the same places.
 
     >>> same_columns({"a": 1.0}, {"a": 2.0}), same_columns({"a": 1.0}, {"b": 1.0}), same_columns({"a": 1.0}, 1.0)
     (True, False, False)

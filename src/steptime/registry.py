@@ -48,7 +48,7 @@ def entry_points(**wanted: str) -> Any:
 
 
 def loaded(place: str) -> Any:
-    """What stands at ``module:attribute``, or a module; it is imported.
+    """The object at ``module:attribute``, or a module; it is imported.
 
     >>> loaded("math:pi")
     3.141592653589793
@@ -103,13 +103,13 @@ def needed(module: str, what: str, extra: str | None = None) -> Any:
 
 
 def require(module: str, what: str) -> None:
-    """Find out before the work that a library is not installed, without importing it: as :func:`needed`."""
+    """Raise the error of :func:`needed` before any work if a library is not installed, without importing it."""
     if find_spec(module) is None:
         needed(module, what)
 
 
 class Registry(Mapping[str, P]):
-    """Named plug-ins of one kind: a mapping that looks for those of installed packages once a name is missing.
+    """Named plug-ins of one kind: a mapping that searches installed packages once a name is missing.
 
     >>> shapes = Registry[object]("shape", "steptime.shapes")
     >>> shapes.later("pi", "math:pi")

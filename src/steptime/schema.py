@@ -19,7 +19,7 @@ from steptime.units import parse
 SHOWN: Final = 10
 """Problems of a file that one message names."""
 Check = Callable[[object], Any]
-"""From what a file has to its value; raises UserError with the problem and a hint."""
+"""Function from the content of a file to its value; raises UserError with the problem and a hint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class Field:
     whole: bool = False
     required: bool = True
     example: str = ""
-    """How a user writes it; shown when the unit is missing."""
+    """Example of the user's notation, shown when the unit is missing."""
     meaning: str = ""
-    """What a bare number counts, for errors."""
+    """Noun that a bare number counts, for errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class Table:
     """Row of all other keys, which are names that the user chooses; None: other keys are unknown."""
     required: Collection[str] = ()
     hint: str = ""
-    """What to do where a key is missing."""
+    """Hint if a key is missing."""
     also: Callable[[Any], None] | None = None
-    """What holds of its values together; raises UserError, or FieldError of a part of it."""
+    """Check of all its values together; raises UserError, or FieldError for a part of it."""
     short: str = ""
     """Key for which a bare text may stand in place of the table."""
 
@@ -67,12 +67,12 @@ class Each:
     called: str = "a list"
     """How a user writes it."""
     also: Callable[[Any], None] | None = None
-    """What holds of its values together."""
+    """Check of all its values together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Null:
-    """A row that may be null, and what that means."""
+    """A row that may be null, and the value that null stands for."""
 
     row: Row
     means: Any = None
@@ -167,13 +167,13 @@ def needed_by(record: Any) -> list[str]:
 
 
 def filled(given: Mapping[str, Any]) -> None:
-    """What holds of a table that has entries."""
+    """Check that a table has entries."""
     if not given:
         raise UserError("is a table without entries")
 
 
 def anything(given: object) -> object:
-    """Row of what nothing reads."""
+    """Row of a value that nothing reads."""
     return given
 
 
@@ -214,7 +214,7 @@ def checked(given: object, row: Row, where: str, at: str = "") -> Any:
 
 
 def _value(given: object, row: Row, at: str, problems: _Problems) -> Any:
-    """The value of a row; what is wrong is added to the problems, each with its field and a hint."""
+    """The value of a row; errors are added to the problems, each with its field and a hint."""
     try:
         if isinstance(row, Null):
             return row.means if given is None else _value(given, row.row, at, problems)

@@ -4,8 +4,8 @@ A :class:`Terms` is an ordered mapping from a path (``"tp_comm/forward/fc2/ring_
 to a value. The last part of a path is the name of the function in :mod:`steptime.cost`
 that computed it, so the formula behind a number in a report is one search away.
 
-An estimate is explained by being evaluated under a tape (:func:`taped`): what formulas are called with and what they
-make is kept by the path that :func:`at` sets, and :func:`term` says how much of it a step has.
+An estimate is explained by an evaluation under a tape (:func:`taped`): it keeps arguments and results of formulas by
+the path that :func:`at` sets, and :func:`term` adds their share of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from steptime.num import Num
 
 SEPARATOR = "/"
 Basis: TypeAlias = str | Callable[[], str]
-"""What kind of number something rests on; a function where it takes time to say."""
+"""Basis of a number, as a text, or as a function if the text is slow to make."""
 
 
 class Terms(Mapping[str, float]):
@@ -101,7 +101,7 @@ class Called(NamedTuple):
     """End of the path of a term that it is in."""
     basis: Basis
     factors: Mapping[str, Num]
-    """What its result is multiplied by in a term, by what they count."""
+    """Factors on its result in a term, by meaning."""
 
 
 class Term(NamedTuple):
@@ -150,7 +150,7 @@ def taped() -> Iterator[Tape]:
 
 @contextmanager
 def at(path: str, **factors: Num) -> Iterator[Sequence[Called]]:
-    """Sets the path of the calls within, which it gives, and what their results are multiplied by in a term."""
+    """Sets the path of the calls within, and the factors on their results in a term; yields the calls."""
     tape, own = _TAPE.get(), list[Called]()
     if tape is None:
         yield own
@@ -188,10 +188,10 @@ def term(
 
     Args:
         path: of the term, but for the name of its formula.
-        exposed_s: what a step has of it.
-        busy_s: its time with what other work overlaps; None: that is all of it.
+        exposed_s: its exposed time in a step.
+        busy_s: its whole time, overlapped time included; None: all of it is exposed.
         of: path of the calls; empty: that of the term.
-        factors: what the results of all calls are multiplied by.
+        factors: factors on the results of all calls.
     """
     tape = _TAPE.get()
     if tape is not None and (calls := tape.calls.get(of or path)):

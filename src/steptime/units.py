@@ -105,7 +105,7 @@ _BASE: Final = {"bytes": "B", "Bps": "B/s", "flops": "FLOP", "flops_per_s": "FLO
 
 
 def _example(dimension: str, number: str) -> str:
-    """The number with the usual unit, or with that of SI where its size says that it is in it already.
+    """The number with the usual unit, or with the SI unit if its size suggests that it is in SI already.
 
     >>> _example("flops_per_s", "900"), _example("flops_per_s", "900e12"), _example("s", "5e-6")
     ("write for example '900 TFLOP/s'", "write for example '900e12 FLOP/s'", "write for example '5e-6 s'")

@@ -41,19 +41,19 @@ from steptime.hardware.topology import topology_of
 MAKERS: Final = frozenset(
     {"nvidia", "tesla", "geforce", "quadro", "amd", "radeon", "instinct", "intel", "habana", "google", "cloud", "aws"}
 )
-"""Words before the name of a chip that do not tell chips apart."""
+"""Words before the name of a chip that do not distinguish chips."""
 NOISE: Final = frozenset(
     {"gpu", "gpus", "accelerator", "card", "graphics", "module", "tensor", "core", "ac", "generation", "edition"}
 )
-"""Words behind it that do not."""
+"""Words after the name of a chip that do not distinguish chips."""
 FORMS: Final = frozenset({"sxm", "pcie", "oam", "nvl", "nvl72", "nvl36"})
-"""Forms of a module, which tell chips apart where the catalogue has several of one."""
+"""Forms of a module, which distinguish devices if the catalogue has several of one chip."""
 RACKS: Final = frozenset({"nvl72", "nvl36"})
-"""Forms that say which rack a module is in, and nothing about it."""
+"""Forms that name the rack of a module, not the module itself."""
 LONGEST: Final = 200
-"""Letters of a name that are read."""
+"""Largest number of letters of a name that are read."""
 MEMORY_TOLERANCE: Final = 0.075
-"""Relative difference up to which a memory is that of a datasheet: GB or GiB, in all or in use."""
+"""Relative difference up to which a memory matches a datasheet: GB or GiB, total or usable."""
 _MEMORY: Final = re.compile(r"\b(\d{1,4}) ?gi?b?\b")
 _BOUNDARY: Final = re.compile(r"^(rtx|gtx)(?=\d)")
 
@@ -63,10 +63,10 @@ class Spelling:
     """Facts that the name of a device gives."""
 
     words: frozenset[str]
-    """Words that tell chips apart, without their form."""
+    """Words that distinguish chips, without the form."""
     forms: frozenset[str]
     memory_gb: float | None
-    """Memory that the name states; GB or GiB."""
+    """Memory in the name, in GB or GiB; None: the name has none."""
 
 
 def spelling_of(name: str) -> Spelling:
@@ -91,7 +91,7 @@ def spelling_of(name: str) -> Spelling:
 
 
 def is_memory(given_gb: float, memory_bytes: float) -> bool:
-    """Whether a given memory, in GB or GiB, is the memory of a device (bytes).
+    """True if a given memory, in GB or GiB, matches the memory of a device (bytes).
 
     >>> is_memory(80, 80 * 2**30), is_memory(141, 141e9), is_memory(40, 80e9)
     (True, True, False)
@@ -100,7 +100,7 @@ def is_memory(given_gb: float, memory_bytes: float) -> bool:
 
 
 NO_DEVICE: Final = "device not in the catalogue"
-"""What is said of a row of measurements whose device :func:`device_named` does not find."""
+"""Remark on a row of measurements whose device :func:`device_named` does not find."""
 _FOLDERS: Final = {"device": "devices", "cluster": "clusters", "link": "links"}
 
 
@@ -194,8 +194,8 @@ def device_named(name: str) -> Device | None:
     """The device of the catalogue that a table of measurements or a driver names, None where there is none.
 
     A table cannot name files. Names that the catalogue does not have are read word by word: maker, memory and form of
-    the module may stand anywhere. A memory that the device does not have, a form that the catalogue has not of the
-    chip where it has another, or a word that nobody knows (`Laptop`, `Max-Q`, `MIG`) makes it another device.
+    the module may stand anywhere. Another memory than the device's, a form that the catalogue lacks for a chip with
+    other forms, or an unknown word (`Laptop`, `Max-Q`, `MIG`) makes it another device.
 
     >>> device_named("h100-sxm") == load_device("h100-sxm"), device_named("no-such-gpu"), device_named("A100/80GB")
     (True, None, None)
@@ -210,7 +210,7 @@ def device_named(name: str) -> Device | None:
 
 
 def _spelled(given: Spelling) -> Device | None:
-    """The one device of the catalogue that a spelling fits; None where none does, or several do."""
+    """The only device of the catalogue that fits a spelling; None if none or several fit."""
     if not given.words:
         return None
     of_chip = {

@@ -1,4 +1,4 @@
-"""From a TOML file to the records of :mod:`steptime.hardware.records`.
+"""Reads TOML files into the records of :mod:`steptime.hardware.records`.
 
 A file becomes a :class:`Layer` (numbers in SI, each with its source); layers are stacked, the base of a file
 below the file itself and the defaults at the bottom, and the stack becomes a record.
@@ -127,7 +127,7 @@ MODEL_KEYS: Final = {"layers", "hidden", "heads"}
 MAX_BYTES: Final = 2**20
 """Larger files are refused unread."""
 CODE: Final = (Path(__file__), Path(__file__).with_name("topology.py"), Path(__file__).parents[1] / "schema.py")
-"""What checked files of the catalogue follow from in addition to their text: rows, checks."""
+"""Sources of checked files of the catalogue in addition to their text: rows, checks."""
 Tables = Mapping[str, Any]
 
 
@@ -152,7 +152,7 @@ class Document:
     table: Tables
     """Its values, numbers in SI."""
     trusted: bool
-    """Whether it belongs to the catalogue, whose files were checked when the package was built."""
+    """True if it belongs to the catalogue, whose files were checked when the package was built."""
 
     @property
     def where(self) -> str:
@@ -164,9 +164,9 @@ TUNED: Final = ("efficiency", "latency")
 """Numbers of a level that say how well its links work."""
 CLOCK: Final = "clock"
 LIKE: Final = "like"
-"""Text of a layer that no file has: the name of the catalogue's file that it was read from."""
+"""Key of a layer, in no file: name of the catalogue's file that the layer was read from."""
 UNLIKE: Final = "unlike"
-"""Keys of a level of the catalogue that says itself how well its links work: no fit to others belongs to it."""
+"""Key of a level of the catalogue with an efficiency or latency of its own, to which no fit of other links belongs."""
 
 
 #: Numbers that no measured time depends on: they may be changed over a measured machine.
@@ -187,14 +187,14 @@ class Layer:
     measured: Mapping[str, float] = field(default_factory=dict)
     """Numbers with which the collectives of a machine were measured, by the same keys."""
     stated: frozenset[str] = frozenset()
-    """Keys of the numbers that a file of the user's gives."""
+    """Keys of the numbers that a user's file gives."""
     without_curves: bool = False
-    """Whether numbers were changed over a machine whose curves had been measured."""
+    """True if numbers of a machine with measured curves were changed."""
 
     def over(self, below: Layer) -> Layer:
         """This layer's entries, and those of ``below`` where it has none.
 
-        Curves are of a machine as it was measured: other numbers over it drop them, but for :data:`NO_RATES`.
+        Curves belong to a machine as it was measured: any changed number except :data:`NO_RATES` drops them.
         """
         other = any(key not in NO_RATES and not self._as_below(key, below) for key in self.numbers)
         drops = other and "curves" in below.texts
@@ -214,7 +214,7 @@ class Layer:
 
 
 def of_catalogue(own: Layer) -> Layer:
-    """A layer of the catalogue: nobody states its numbers over others, and others may be compared with them."""
+    """A layer of the catalogue: its numbers count as no user's, and given numbers are compared with them."""
     return replace(own, catalogue=own.numbers, stated=frozenset())
 
 

@@ -3,7 +3,7 @@
 A profile is looked up like a device, in the folder ``profiles`` of the same directories. Writers of several
 families share a file: :func:`save_curves` replaces the curves that it is given and keeps all others.
 
-How collectives really run on a fabric: fitted coefficients of one machine and one library, with provenance.
+Profiles of fabrics have fitted coefficients of collectives on one machine and one library, with provenance.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _escaped(character: str) -> str:
 
 FABRIC_FOLDER: Final = "fabrics"
 CODE: Final = (Path(__file__), Path(__file__).parents[1] / "schema.py")
-"""What profiles and fabrics follow from in addition to their files: checks."""
+"""Sources of checked profiles and fabrics in addition to their files: checks."""
 Value = float | tuple[float, ...]
 #: Coefficients that are numbers for each protocol.
 _TRIPLES: Final = (
@@ -313,7 +313,7 @@ class FabricProfile(Fitted):
     device: str
     """Catalogue name; for a device that is not in the catalogue, its name in the measurements."""
     library: str
-    """What ran: ``nccl``, ``nccl-kernel`` (as a profiler saw it), ``xla``, ``custom-graph``, ..."""
+    """Library of the collectives: ``nccl``, ``nccl-kernel`` (by a profiler), ``xla``, ``custom-graph``, ..."""
     sources: tuple[str, ...] = ()
     """Measurement sources that it was fitted to."""
     link_Bps: float

@@ -1,8 +1,7 @@
-"""What machines are: devices, the levels of a fabric, clusters; every number with its source.
+"""Records of machines: devices, the levels of a fabric, clusters; every number with its source.
 
-What a device really does: coefficients of operator time models, fitted to measurements, with their provenance.
-
-A mesh of devices as it was found by measuring: axes, their links, where each device lies, and what is wrong.
+A profile has coefficients of operator time models of a device, fitted to measurements, with their provenance. A mesh of
+devices is found by measuring: axes, their links, the place of each device, and faults.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ALIKE: Final[Mapping[str, str]] = {"bf16": "fp16", "fp16": "bf16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """Data and quality of a fit; errors are of measurements that the fit did not see."""
+    """Data and quality of a fit; errors are on measurements outside the fit."""
 
     points: int
     """Measurements that it was fitted to."""
@@ -39,7 +38,7 @@ class Fitted:
     """5th and 95th percentile of measured / predicted."""
     source: str
     kind: str = "fitted"
-    """``fitted``, or ``assumed`` where it was carried over from other devices or machines."""
+    """``fitted``, or ``assumed`` if carried over from other devices or machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class Curve(Fitted):
     """``kernel``: time on the device alone (graph replay, profiler); ``eager``: with the launch from the host."""
     coefficients: Mapping[str, float]
     scatter: float | None = None
-    """Relative standard deviation of a measurement that those of nearly the same size do not share; None: unknown."""
+    """Relative standard deviation of a measurement against those of nearly the same size; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +92,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a number comes from."""
+    """Source of a number."""
 
     text: str
     """Document and place in it."""
@@ -107,7 +106,7 @@ GPU_MAKERS: Final = (CUDA_MAKER, "AMD")
 MAKERS: Final = (*GPU_MAKERS, "AWS", "Google", "Intel")
 """Vendors of the catalogue: a file that writes one in other letters, as ``Nvidia``, means it."""
 HOST_LINK: Final = ("host_link_Bps", "host_efficiency")
-"""Numbers of a device that only what is kept on the host rests on."""
+"""Numbers of a device that matter only if something is kept on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ class Device:
     """Design of the chip: devices that share it differ in memory, links and clock (``hopper``: H100, H200, H20);
     ``cpu``: the processor of the host itself."""
     like: str | None = None
-    """Device of the catalogue that this one is, or changes numbers of; None: it has nothing to do with any."""
+    """Device of the catalogue that this one is, or whose numbers it changes; None: no device of the catalogue."""
     matrix_flops_per_s: Mapping[str, float]
     """Dense peak of the matrix units by dtype (``fp32 tf32 fp16 bf16 fp8 int8 fp4``); no sparsity."""
     vector_flops_per_s: Mapping[str, float]
@@ -135,13 +134,13 @@ class Device:
     clock_Hz: float | None = None
     """Boost clock."""
     power_W: float | None = None
-    """Power that it is held to (TDP)."""
+    """Power limit (TDP)."""
     idle_W: float | None = None
-    """Power when it has nothing to do; None: unknown."""
+    """Power when idle; None: unknown."""
     host_link_Bps: float
     """Datasheet bandwidth of its link to the host (PCI Express, or a link between chips), one direction."""
     host_efficiency: float
-    """Share of it that copies of a training step sustain."""
+    """Share of the bandwidth to the host that copies of a training step sustain."""
     devices_per_cpu: int | None = None
     """Devices that share one processor of the host; None: those of a node share its two."""
     matrix_efficiency: float
@@ -154,12 +153,12 @@ class Device:
     issue_s: float | None = None
     """Time of its host to issue one operator of a training step, framework and gradients included; None: unknown."""
     curves: Profile | None = None
-    """Time models fitted to this very machine; they go before the profile of the catalogue."""
+    """Time models fitted to this very machine, which take precedence over the profile of the catalogue."""
     without_curves: bool = False
-    """Whether a file changes numbers of a machine that was measured, whose curves are left out therefore."""
+    """True if a file changes numbers of a measured machine, whose curves are therefore left out."""
     catalogue: Mapping[str, float] = field(default_factory=dict)
-    """Numbers as the catalogue has them, by field as in `sources`, where a file of the user's may have changed some:
-    fitted curves belong to these."""
+    """Numbers of the catalogue by field as in `sources`, of which a user's file may have changed some: fitted curves
+    belong to these."""
     sources: Mapping[str, Source] = field(default_factory=dict)
     """Field name (``memory_Bps``, ``matrix_flops_per_s.bf16``) to the source of its number."""
 
@@ -170,18 +169,17 @@ class Device:
 
     @property
     def is_host(self) -> bool:
-        """Whether the device is the processor of the host: it uses the host's memory, of which no driver keeps a
-        part."""
+        """True if the device is the processor of the host: it uses host memory, of which no driver keeps a part."""
         return self.architecture == CPU
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the device is a GPU: an accelerator of a maker of GPUs."""
+        """True if the device is a GPU: an accelerator of a maker of GPUs."""
         return self.vendor in GPU_MAKERS and not self.is_host
 
     @property
     def runs_cuda(self) -> bool:
-        """Whether PyTorch runs its CUDA kernels and allocator on it."""
+        """True if PyTorch runs its CUDA kernels and allocator on it."""
         return self.vendor == CUDA_MAKER and not self.is_host
 
     @property
@@ -201,13 +199,13 @@ class Device:
         return rates.get("fp32", max(rates.values()))
 
     def matrix_dtype(self, dtype: str) -> str:
-        """Dtype whose rate the matrix units have for another: where they lack fp8, int8 stands for it."""
+        """Dtype whose matrix rate stands for that of another: int8 for fp8 on devices without fp8."""
         rates = self.matrix_flops_per_s
         return "int8" if dtype == "fp8" and dtype not in rates and "int8" in rates else dtype
 
     @property
     def scales_blocks(self) -> bool:
-        """Whether the matrix units apply a scale per block of elements: those that multiply 4 bits do.
+        """True if the matrix units apply a scale per block of elements, as those that multiply 4 bits do.
 
         Source: PTX ISA, `tcgen05.mma` with `.block_scale` (Blackwell, not Hopper); AMD CDNA4 instruction set, scaled
         MFMA (MI350, not MI300).
@@ -216,7 +214,7 @@ class Device:
 
     @property
     def takes_either_layout(self) -> bool:
-        """Whether the matrix units take both operands of a narrow product transposed or not: data-centre Blackwell.
+        """True if the matrix units take both operands of a narrow product in either layout: data-centre Blackwell.
 
         Source: Transformer Engine, `common/gemm/cublaslt_gemm.cu`: FP8 products of cuBLASLt want the first operand
         transposed and the second not, but on compute capability 10.x take any layout.
@@ -225,9 +223,9 @@ class Device:
 
     @property
     def fetches_operands(self) -> bool:
-        """Whether the matrix units fetch operands from shared memory by themselves: Hopper, data-centre Blackwell.
+        """True if the matrix units fetch operands from shared memory themselves: Hopper, data-centre Blackwell.
 
-        All others wait for their threads to load them into registers. It takes other kernels.
+        All others wait for their threads to load operands into registers. The two need different kernels.
 
         Source: CUTLASS documentation, programming guides of `wgmma` (SM90a) and `tcgen05` (SM100) against warp-level
         `mma.sync` (SM80, SM89, SM120); AMD MFMA reads registers.
@@ -257,10 +255,10 @@ class Level:
     oversubscription: float = 1.0
     """Bandwidth into the level divided by bandwidth across it; 1: full bisection."""
     catalogue: Mapping[str, float] = field(default_factory=dict)
-    """Numbers by field as the catalogue has them for such links, where a file of the user's may have changed some:
-    fitted collectives belong to these. Empty: the level's own numbers are all there is."""
+    """Numbers of the catalogue for such links by field, of which a user's file may have changed some: fitted
+    collectives belong to these. Empty: the level has only its own numbers."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """The same as in the file that names the curves of a measured machine, whose collectives belong to these.
+    """Numbers by field in the file that names the curves of a measured machine, to which its collectives belong.
     Empty: none were measured."""
     sources: Mapping[str, Source] = field(default_factory=dict)
 
@@ -285,7 +283,7 @@ class Cluster:
     levels: tuple[Level, ...]
     sources: Mapping[str, Source] = field(default_factory=dict)
     topology: Topology | None = None
-    """How its links lie; None: the levels beyond the fast domains are not told apart."""
+    """Topology of its links; None: the levels beyond the fast domains are not told apart."""
 
     @property
     def fast_domain(self) -> int:
@@ -379,7 +377,7 @@ class Mesh:
     missing_pairs: int = 0
     """Pairs that were not measured in either direction."""
     notes: tuple[str, ...] = ()
-    """What the reader should know before trusting it."""
+    """Notes to read before trusting the mesh."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Where files of the user and of the package are looked for.
+"""Directories in which files of the user and of the package are looked for.
 
 The directories of ``$STEPTIME_PATH``, then ``~/.config/steptime`` (or ``$XDG_CONFIG_HOME/steptime``), then the
 catalogue of the package. Each has a folder per kind of file: ``devices``, ``clusters``, ``links``, ``profiles``,
@@ -33,7 +33,7 @@ def search_roots() -> Iterator[Path]:
 
 
 def is_path(name: str) -> bool:
-    """Whether a text stands for a file and not for a name of the catalogue.
+    """True if a text is the path of a file and no name of the catalogue.
 
     >>> is_path("./my.toml"), is_path("h100-sxm")
     (True, False)

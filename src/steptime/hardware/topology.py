@@ -1,4 +1,4 @@
-"""How the links of a cluster lie: trees of switches, rails, dragonflies, tori, shared bridges, nodes anywhere.
+"""Topology of the links of a cluster: trees of switches, rails, dragonflies, tori, shared bridges, nodes anywhere.
 
 Without a topology the levels of a cluster beyond its fast domains are not told apart. With one each is a tier of its
 own: a group pays for the tiers that it spans, and for the links that it shares.
@@ -29,11 +29,11 @@ class Kind(NamedTuple):
 
     title: str
     needs: tuple[str, ...]
-    """Keys that a file has to give."""
+    """Required keys of a file."""
     takes: tuple[str, ...]
-    """Keys that it may give."""
+    """Optional keys of a file."""
     tiers: int
-    """Levels that there are at least beyond the first."""
+    """Smallest number of levels beyond the first."""
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -53,14 +53,14 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Kind of a network, and what the levels do not say of it."""
+    """Kind of a network, with numbers that the levels do not have."""
 
     kind: str
     """One of :data:`KINDS`."""
     shape: tuple[int, ...] = ()
     """Devices along each dim of a torus; the first level holds them all."""
     wraps: int = 0
-    """A dim of a slice of the torus closes where it is a multiple of this; 0: only where it is a whole dim."""
+    """A dim of a slice of the torus closes if it is a multiple of this; 0: only if it is a whole dim."""
     rails: int = 1
     """Leaf switches that a node has a link to each of."""
     forwarding: bool = True
@@ -80,7 +80,7 @@ class Topology:
 
     @property
     def is_torus(self) -> bool:
-        """Whether devices are joined one by one, so that there is no fast domain."""
+        """True if devices are joined one by one, so that there is no fast domain."""
         return bool(self.shape)
 
 
@@ -94,7 +94,7 @@ def topology_of(table: Mapping[str, Any], levels: Sequence[Level], source: Sourc
         where: file that errors name.
 
     Raises:
-        FieldError: a key that the kind has no use for, one that it needs, too few levels, or a topology that does not
+        FieldError: an unused key, a missing key, too few levels, or a topology that does not
             hold the devices of its levels.
     """
     given = {key: value for key, value in table.items() if key not in ("source", "notes") and value is not None}

@@ -1,4 +1,4 @@
-"""What is trained: model specifications, their parameters, the catalogue of known models."""
+"""Models: specifications, their parameters, the catalogue of known models."""
 
 from steptime.model.known import catalogue_names, load_catalogue_model, read_model_toml
 from steptime.model.parameters import active_parameter_terms, parameter_terms

@@ -1,4 +1,4 @@
-"""What is left of a recorded module for planning: its operators and sizes as lines over the micro-batch.
+"""A recorded module reduced for planning: its operators, with sizes as lines over the micro-batch.
 
 A *way* is a number of tensor ranks, with or without sequence parallelism between the products. Every size is
 $c_w + s_w b$ for way $w$ and micro-batch $b$ (samples).
@@ -19,9 +19,9 @@ from steptime.num import Num
 
 NOISE = 1e-9
 Way = tuple[int, int]
-"""Tensor ranks, and 1 where they share the tokens out between products."""
+"""Tensor ranks, and 1 if they shard the tokens between products."""
 Group = Literal["product", "weights", "attention", "pass", "nothing"]
-"""Kind of an operator: which rate it runs at; ``weights`` are products that make gradients of weights."""
+"""Kind of an operator, which decides its rate; ``weights`` are products that make gradients of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Line:
     slope: tuple[float, ...]
 
     def at(self, way: Num, micro_batch: Num) -> Num:
-        """Size of a micro-batch under a way."""
+        """Size for a micro-batch under a way."""
         return _entry(self.constant, way) + _entry(self.slope, way) * micro_batch
 
     def scaled(self, share: float) -> Line:
-        """A share of it."""
+        """The line times a share."""
         return Line(tuple(share * c for c in self.constant), tuple(share * s for s in self.slope))
 
     def plus(self, other: Line) -> Line:
@@ -70,13 +70,13 @@ NOTHING = Line((0.0,), (0.0,))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """Operator of a strategy table, with its sizes, that a fitted model takes to time a captured operator."""
+    """Operator of a strategy table, with its sizes, by which a fitted model times a captured operator."""
 
     operator: str
     backward: bool
     shape: Mapping[str, Line]
     launches: float
-    """Kernels that are launched where no fitted model times it."""
+    """Number of launched kernels, used if no fitted model times it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +85,18 @@ class Reduction:
 
     size_bytes: Line
     tokens: bool
-    """Whether it is of activations, so that ranks which share the tokens out scatter and gather it instead."""
+    """True for a sum of activations, which ranks that shard the tokens scatter and gather instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A collective of ranks that no axis of a plan names."""
+    """A collective over ranks that are no axis of a plan."""
 
     collective: str
-    """As of :class:`steptime.plan.rows.Transfer`."""
+    """Collective, named as in :class:`steptime.plan.rows.Transfer`."""
     size_bytes: float
     group: Any
-    """The ranks, and where they lie: a ``Group`` of :mod:`steptime.estimate.communication`."""
+    """The ranks and their place: a ``Group`` of :mod:`steptime.estimate.communication`."""
 
 
 class Turn(NamedTuple):
@@ -104,18 +104,18 @@ class Turn(NamedTuple):
 
     exchange: Exchange
     beside: tuple[float, ...]
-    """Of each, the share of the pass that may overlap it: of the backward pass what comes after the gradient is
-    made, of the forward pass what comes before the weights are read."""
+    """Share of the pass that may overlap with each message: backward the part after the gradient is made, forward the
+    part before the weights are read."""
 
     @property
     def size_bytes(self) -> float:
-        """Of all of them."""
+        """Bytes of all equal messages together."""
         return self.exchange.size_bytes * len(self.beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharded:
-    """What a choice of shardings says of a device in addition to its operators."""
+    """Traffic of parameters and memory of a device under a choice of shardings, in addition to its operators."""
 
     mesh: Mapping[str, int]
     """Devices of each axis, the outermost first."""
@@ -126,7 +126,7 @@ class Sharded:
     weights: tuple[Turn, ...]
     """Traffic of weights before and in the forward pass."""
     memory: Mapping[str, float]
-    """Bytes at the moment that needs most, by path of their term."""
+    """Bytes at the moment of the peak, by path of their term."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,18 +142,18 @@ class Operator:
     moved_bytes: Line = NOTHING
     kernel: Kernel | None = None
     issued: float = 1.0
-    """Operators that the host issues for it: of an operator that is divided over its kernels a share."""
+    """Operators that the host issues for it; a share if an operator is divided over its kernels."""
     kept_bytes: Line = NOTHING
-    """Storages that it makes and that live into the backward pass."""
+    """Bytes of the storages that it makes and that live into the backward pass."""
     weights: Line = NOTHING
-    """Trained parameters that it is the first to read; below those that every tensor rank has, and frozen ones."""
+    """Trained parameters that it is the first to read."""
     replicated: Line = NOTHING
     frozen: Line = NOTHING
     tied: bool = False
-    """Its weights are also those of another part: they are counted where the parts are on different stages."""
+    """True if another part has the same weights: they count only if both parts are on different stages."""
     reductions: tuple[Reduction, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
-    """What a choice of shardings moves for it."""
+    """Collectives that a choice of shardings adds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,45 +163,44 @@ class CapturedModel:
     name: str
     source: str
     layers: int
-    """Equal blocks; without them the slices into which everything is divided."""
+    """Number of equal blocks; without equal blocks the number of slices into which the model is divided."""
     repeats: bool
-    """Whether there is a run of equal blocks."""
+    """True if there is a run of equal blocks."""
     ways: tuple[Way, ...]
     sequence_parallel: bool
-    """Whether all that is between pairs of products works on single tokens."""
+    """True if all operators between pairs of products work on single tokens."""
     seq_len: int
-    """Tokens of a sample; 1 where samples are no sequences."""
+    """Tokens of a sample; 1 if samples are no sequences."""
     head: tuple[Operator, ...]
     block: tuple[Operator, ...]
     tail: tuple[Operator, ...]
     boundary_bytes: Line
-    """What one block hands to the next."""
+    """Bytes that one block hands to the next."""
     working_bytes: tuple[Line, ...]
-    """Candidates for the largest temporary in the backward pass of a block, and at the loss, in addition to what is
-    kept."""
+    """Candidates for the largest temporary in the backward pass of a block, in addition to the kept bytes."""
     loss_bytes: tuple[Line, ...]
     model_flops: Line
-    """Matrix operations of a step of a micro-batch, none of them repeated."""
+    """Matrix operations of a step of a micro-batch, without recomputation."""
     forward_flops: Mapping[str, Line]
     """Forward matrix operations of ``embedding``, ``layers`` (all) and ``head``."""
     parameters: int
     dtype: str
     """Element type of most of its parameters."""
     unknown: Mapping[str, int] = field(default_factory=dict)
-    """Operators that are in no table -> calls; they are timed by their bytes."""
+    """Operator of no table -> number of calls; such operators are timed by their bytes."""
     turns: tuple[tuple[float, float], ...] = ()
-    """Without equal blocks, of each parameter in the order of the forward pass: the share of its work before the
-    parameter is read, and the share of all parameters that it is."""
+    """Without equal blocks, for each parameter in the order of the forward pass: share of the pass before the parameter
+    is read, and share of all parameters."""
     sharded: Sharded | None = None
-    """The choice of shardings of which these are the operators of one device; None: all of the module's."""
+    """Choice of shardings, if the operators are those of one device; None: they are those of the whole module."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Numbers of tensor ranks that can cut it."""
+        """Numbers of tensor ranks that can cut the module."""
         return tuple(sorted({tp for tp, _ in self.ways}))
 
     def way(self, tp: Num, sp: Num) -> Num:
-        """Index of the way of a plan; of one that cannot be, that of a single rank."""
+        """Index of the way of a plan; an impossible plan has the index of a single rank."""
         shared = self.sequence_parallel
         if not isinstance(tp, np.ndarray) and not isinstance(sp, np.ndarray):
             wanted = (int(tp), int(sp > 0) if shared and tp > 1 else 0)
@@ -218,7 +217,7 @@ TARGET: Final = re.compile(r"(?P<module>[A-Za-z_][\w.]*|.+\.py):(?P<name>[A-Za-z
 
 
 def is_target(text: str) -> bool:
-    """Whether a text is written as ``pkg.module:factory`` or ``file.py:factory``.
+    """True if a text is written as ``pkg.module:factory`` or ``file.py:factory``.
 
     >>> is_target("my_pkg.models:gpt"), is_target("./train.py:build"), is_target("llama3-8b"), is_target("model.onnx")
     (True, True, False, False)

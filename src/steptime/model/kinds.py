@@ -1,4 +1,4 @@
-"""Layers that are not attention and MLP alone: what each mixer is made of, before ranks cut it.
+"""Layers with more than attention and MLP: the operators of each mixer, before ranks cut them.
 
 A mixer is a record of its own dimensions that makes operators for a layer; its row in :data:`MIXERS` is the name under
 which a model file asks for it. A form in :data:`FORMS` is what an operator does; its rows and its tensor-parallel
@@ -40,11 +40,11 @@ FORMS: Final[Mapping[str, str]] = {
     "core": "attention on the heads of the layer's dimensions",
     "opaque": "work that the model file gives",
 }
-"""Form of an operator -> what it is."""
+"""Form of an operator -> description."""
 
 
 NORMED: Final = {"factors": 1}
-"""A gate in one kernel with the norm before it, which keeps the other factor."""
+"""Size of a gate that is one kernel with the norm before it, which keeps the other factor."""
 
 
 def _op(
@@ -69,7 +69,7 @@ def _in_block(name: str, inner: Iterable[LayerOperator], norm: int) -> Operators
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixer(ABC):
-    """What a layer has in addition to attention and MLP, or in their place; its fields are those of a model file."""
+    """Part of a layer in addition to attention and MLP, or in their place; its fields are those of a model file."""
 
     @abstractmethod
     def operators(self, block: ModelSpec) -> Operators:
@@ -91,11 +91,11 @@ class Mamba(Mixer):
     kernel: int = 4
     """Taps of the convolution."""
     rank: int = 0
-    """Of the step size; 0: a sixteenth of the hidden width, rounded up."""
+    """Rank of the step size; 0: a sixteenth of the hidden width, rounded up."""
     bias: bool = False
-    """On the products in and out."""
+    """Bias on the products in and out."""
     conv_bias: bool = True
-    """On the convolution."""
+    """Bias on the convolution."""
     norms: bool = False
     """RMS norms with weights on step size, input and output matrices (Jamba)."""
 
@@ -130,30 +130,30 @@ class Mamba(Mixer):
 class Mamba2(Mixer):
     """Mamba-2 (arXiv 2405.21060, section 7): product in, convolution, state-space duality, gated norm, product out.
 
-    Convolution, duality and gated norm are one kernel; it keeps what the product in returned and the output before the
+    Convolution, duality and gated norm are one kernel; it keeps the result of the product in and the output before the
     gate (mamba_ssm 2.2, ``MambaSplitConv1dScanCombinedFn``).
     """
 
     heads: int
-    """Of the state-space model."""
+    """Heads of the state-space model."""
     head_dim: int = 64
     """Width of a head."""
     state: int = 128
     """States of a column of a head."""
     groups: int = 1
-    """Of heads that share input and output matrices."""
+    """Groups of heads that share input and output matrices."""
     kernel: int = 4
     """Taps of the convolution."""
     chunk: int = 256
     """Tokens of a chunk."""
     bias: bool = False
-    """On the products in and out."""
+    """Bias on the products in and out."""
     conv_bias: bool = True
-    """On the convolution."""
+    """Bias on the convolution."""
     gated_norm: bool = True
-    """Whether the gated output is normed."""
+    """True if the gated output is normed."""
     alone: bool = True
-    """Whether it has a norm before it and is added to the stream; false: attention next to it does that (Falcon-H1)."""
+    """True if it has its own norm and residual addition; False: it shares those of attention (Falcon-H1)."""
 
     def operators(self, block: ModelSpec) -> Operators:
         """Its operators in a layer of these dimensions."""
@@ -196,9 +196,9 @@ class DeltaNet(Mixer):
     chunk: int = 64
     """Tokens of a chunk."""
     gated: bool = True
-    """Whether a further projection gates the output."""
+    """True if a further projection gates the output."""
     decay: bool = True
-    """Whether states decay."""
+    """True if states decay."""
 
     def operators(self, block: ModelSpec) -> Operators:
         """Its operators in a layer of these dimensions."""
@@ -230,7 +230,7 @@ class KimiDelta(Mixer):
     chunk: int = 64
     """Tokens of a chunk."""
     rank: int = 0
-    """Of decay and output gate; 0: the width of a head."""
+    """Rank of decay and output gate; 0: the width of a head."""
 
     def operators(self, block: ModelSpec) -> Operators:
         """Its operators in a layer of these dimensions."""
@@ -263,7 +263,7 @@ class GatedLinear(Mixer):
     value_dim: int = 0
     """Width of a head of values; 0: the hidden width over the heads."""
     rank: int = 16
-    """Of the decay."""
+    """Rank of the decay."""
     chunk: int = 64
     """Tokens of a chunk."""
 
@@ -316,9 +316,9 @@ class Recurrent(Mixer):
     """Real-gated linear recurrent unit of Griffin (arXiv 2402.19427, section 2.4)."""
 
     blocks: int
-    """Of the block-diagonal matrices of its two gates."""
+    """Blocks of the block-diagonal matrices of its two gates."""
     width: int = 0
-    """Of the recurrence; 0: the hidden width."""
+    """Width of the recurrence; 0: the hidden width."""
     kernel: int = 4
     """Taps of the convolution."""
 
@@ -345,9 +345,9 @@ class Indexer(Mixer):
     """
 
     heads: int
-    """Of the indexer."""
+    """Heads of the indexer."""
     rank: int
-    """Of the compressed queries, from which those of the indexer are made."""
+    """Rank of the compressed queries, from which the indexer makes its own."""
     top_k: int
     """Keys that are chosen for a query."""
     head_dim: int = 128
@@ -373,9 +373,9 @@ class Cross(Mixer):
     context: int = 0
     """Tokens per sample of the other stack; 0: as many as the layer has."""
     width: int = 0
-    """Of these tokens; 0: the hidden width."""
+    """Width of these tokens; 0: the hidden width."""
     bias: bool = False
-    """On queries, keys, values and output."""
+    """Bias on queries, keys, values and output."""
 
     def operators(self, block: ModelSpec) -> Operators:
         """Its operators in a layer of these dimensions."""
@@ -404,15 +404,15 @@ class Opaque(Mixer):
     """A layer of which only parameters, FLOPs and bytes are known, as the model file gives them."""
 
     parameters: int = 0
-    """Of a layer."""
+    """Parameters of a layer."""
     flops_per_token: float = 0.0
-    """Of its products forward."""
+    """FLOPs of its forward products."""
     bytes_per_token: float = 0.0
-    """That it moves forward."""
+    """Bytes of its forward memory traffic."""
     kept_bytes_per_token: float = 0.0
-    """That it keeps for the backward pass."""
+    """Bytes kept for the backward pass."""
     cut: bool = True
-    """Whether tensor ranks divide all of this; false: each has it whole."""
+    """True if tensor ranks divide the layer; False: each has all of it."""
 
     def operators(self, block: ModelSpec) -> Operators:
         """Its operators in a layer of these dimensions."""
@@ -475,7 +475,7 @@ MIXERS: Final[Mapping[str, type[Mixer]]] = {
     "modulation": Modulation,
     "opaque": Opaque,
 }
-"""Name in a model file -> what the mixer is made of. A further kind of layer is a further row."""
+"""Name in a model file -> mixer. A further kind of layer is a further row."""
 
 
 def with_kinds(spec: ModelSpec, kinds: Iterable[LayerKind], pattern: Iterable[str]) -> ModelSpec:

@@ -32,8 +32,8 @@ class ImportReport:
     assumed: Mapping[str, str] = field(default_factory=dict)
     """Key that the file lacks -> the value taken, and why."""
     telling: frozenset[str] = frozenset()
-    """Those of both that whoever uses the model's numbers has to know: parts left out, keys that are not known, choices
-    between several readings. Not: keys without a cost, defaults of the family."""
+    """Keys of both that matter to users of the model's numbers: parts left out, unknown keys, choices between several
+    readings; not keys without a cost, nor defaults of the family."""
 
 
 MAX_FILE_BYTES: Final = 16 * 2**20
@@ -106,7 +106,7 @@ def catalogue_names() -> list[str]:
 
 
 def in_catalogue(name: str) -> bool:
-    """Whether the catalogue has that model.
+    """True if the catalogue has a model of this name.
 
     >>> in_catalogue("GPT3_1t")
     True

@@ -90,7 +90,7 @@ _STEM: Final = Table(
     required=("name", "form"),
     also=_with_width,
 )
-"""What runs once per sample; :class:`LayerOperator` says what the fields mean."""
+"""Row of an operator that runs once per sample, with the fields of :class:`LayerOperator`."""
 _BLOCK: Final = rows_of(
     ModelSpec,
     _TYPES,

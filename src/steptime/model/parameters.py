@@ -1,4 +1,4 @@
-"""How many parameters a model has, matrix by matrix.
+"""Number of parameters of a model, matrix by matrix.
 
 Symbols, all of them element counts: L layers, H hidden width, V rows of the token embedding, P rows
 of the position table, Q = heads x head_dim, K = kv_heads x head_dim, F width of the MLP, g = 2 for a gated

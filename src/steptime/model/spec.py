@@ -1,7 +1,4 @@
-"""What is trained: the shape of a model, whatever file it came from.
-
-What has to hold between the fields of a model, whatever file they came from.
-"""
+"""Shape of a model from any kind of file, and the rules between its fields."""
 
 from __future__ import annotations
 
@@ -94,9 +91,9 @@ class LayerOperator:
     tokens: int = 0
     """Rows per sample; 0: the tokens of the layer."""
     shared: bool = False
-    """Whether layers of the kind share its weights (:attr:`LayerKind.distinct`)."""
+    """True if layers of the kind share its weights (:attr:`LayerKind.distinct`)."""
     kept: bool = True
-    """Whether it keeps its input for the backward pass; false where an operator before it keeps the same."""
+    """True if it keeps its input for the backward pass; False if an operator before it keeps the same."""
     sizes: tuple[tuple[str, float], ...] = ()
     """Arguments of the form's formulas by name."""
 
@@ -119,11 +116,11 @@ class LayerKind:
     attention: bool = True
     mlp: bool = True
     operators: tuple[LayerOperator, ...] = ()
-    """Between attention and MLP, with norms and residual additions of their own."""
+    """Operators between attention and MLP, with their own norms and residual additions."""
     tokens: int = 0
-    """Tokens per sample that it works on; 0: those of the sequence."""
+    """Tokens per sample that the kind works on; 0: the tokens of the sequence."""
     distinct: int = 0
-    """Sets of weights of attention, MLP and shared operators that its layers have together; 0: each has its own."""
+    """Number of sets of weights of attention, MLP and shared operators in all its layers; 0: each has its own."""
 
     @property
     def layers(self) -> int:
@@ -154,7 +151,7 @@ class ModelSpec:
     name: str
     family: str
     source: str
-    """Where the dimensions come from."""
+    """Source of the dimensions."""
     layers: int
     hidden: int
     heads: int
@@ -180,7 +177,7 @@ class ModelSpec:
     """Rows of the learned position table; 0 where positions are computed."""
     qkv_bias: bool = False
     key_bias: bool = True
-    """False: with ``qkv_bias``, queries and values have one alone (Whisper)."""
+    """False: with ``qkv_bias``, only queries and values have a bias (Whisper)."""
     out_bias: bool = False
     mlp_bias: bool = False
     norm_bias: bool = False
@@ -210,7 +207,7 @@ class ModelSpec:
     """Further tokens that each position predicts, each by a layer of its own (arXiv 2412.19437, section 2.2)."""
     vision: Vision | None = None
     attention_gate: bool = False
-    """A sigmoid of a further projection as wide as the queries on what attention returns (Qwen3-Next)."""
+    """A sigmoid of a further projection, as wide as the queries, multiplies the output of attention (Qwen3-Next)."""
     norm_weights: bool = True
     """False: norms of the residual stream have no weights."""
     kinds: tuple[LayerKind, ...] = ()
@@ -218,7 +215,7 @@ class ModelSpec:
     pattern: tuple[str, ...] = ()
     """Kind of each layer, in order."""
     stem: tuple[LayerOperator, ...] = ()
-    """What runs once per sample with the embedding: patches, convolutions, norms and tables of towers, projectors."""
+    """Operators once per sample with the embedding: patches, convolutions, norms and tables of towers, projectors."""
 
     @property
     def norm_width(self) -> int:
@@ -227,12 +224,12 @@ class ModelSpec:
 
     @property
     def predicted_share(self) -> float:
-        """Share of the tokens whose logits are computed: all, or of a masked language model those that are masked."""
+        """Share of the tokens whose logits are computed: all, or the masked tokens of a masked language model."""
         return 1.0 if self.causal else MASKED_SHARE
 
     @property
     def mlp_inputs(self) -> int:
-        """Products into an MLP, which run as one: of a gated one 2 (gate and up), else 1."""
+        """Number of products into an MLP, which run as one: 2 (gate and up) if it is gated, else 1."""
         return 2 if self.gated_mlp else 1
 
     @property

@@ -1,4 +1,4 @@
-"""In what order the passes of a step run: schedules as tables of actions.
+"""Order of the passes of a step: schedules as tables of actions.
 
 :data:`SCHEDULES` has the schedules by name; a module of this package that has schedules is imported here, those of
 other rooms and packages are entry points.

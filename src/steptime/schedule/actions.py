@@ -13,7 +13,7 @@ from steptime.num import Array, Num
 
 
 class Kind(IntEnum):
-    """What an action does; passes have the names of PyTorch's pipelining schedules."""
+    """Kind of an action; passes have the names of PyTorch's pipelining schedules."""
 
     FORWARD = 0
     """F: forward pass of a stage."""
@@ -40,9 +40,9 @@ class Kind(IntEnum):
     UPDATE = 11
     """The optimiser changes the weights of a stage."""
     OFFLOAD = 12
-    """Activations that the forward pass of a stage keeps go to the memory of the host."""
+    """Kept activations of the forward pass of a stage are copied to the memory of the host."""
     RELOAD = 13
-    """They come back; the backward pass waits for them."""
+    """Offloaded activations are copied back; the backward pass waits for them."""
 
 
 PASSES: Final = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
@@ -81,12 +81,12 @@ class ActionTable:
 
     No two passes have the same (kind, stage, micro-batch, slice), no two messages and no two copies; a stage whose
     ranks are two (bidirectional pipelines) has each micro-batch on one of them. What an action waits for follows from
-    what it is: a forward pass waits for that of the stage before, a backward pass for that of the stage after and for
-    its own forward pass, a pass of another rank's result for the message that carries it. A weight-gradient pass waits
+    its kind: a forward pass waits for that of the stage before, a backward pass for that of the stage after and for its
+    own forward pass, a pass that needs the result of another rank for the message with it. A weight-gradient pass waits
     for its input-gradient pass. A table may lack messages (:func:`steptime.simulation.messages.with_messages` adds
-    them): then a pass waits for the pass of the other rank itself. A copy to the host or back starts once the pass that
-    stands before it has ended; where a micro-batch has copies (:func:`steptime.simulation.messages.with_copies`), its
-    backward pass waits for the copy back.
+    them): then a pass waits for the pass of the other rank itself. A copy to the host or back starts once the pass
+    before it in the table has ended; if a micro-batch has copies (:func:`steptime.simulation.messages.with_copies`),
+    its backward pass waits for the copy back.
     """
 
     ranks: int
@@ -102,7 +102,7 @@ class ActionTable:
     stage: Array
     """Part of the model that the action is of, 0 (holds the embedding) to `stages` - 1 (holds the loss)."""
     micro_batch: Array
-    """Micro-batch, 0 to `micro_batches` - 1; -1: of none (UNSHARD, RESHARD; REDUCE and UPDATE at the end of a step).
+    """Micro-batch, 0 to `micro_batches` - 1; -1: none (UNSHARD, RESHARD; REDUCE and UPDATE at the end of a step).
     An UPDATE within a step, of a schedule that does not wait for all ranks, has the last micro-batch whose gradients
     it applies."""
     slice: Array
@@ -121,7 +121,7 @@ class ActionTable:
         return found
 
     def taken(self, rows: Array) -> ActionTable:
-        """The table of some rows: their numbers, or whether each is kept."""
+        """The table of some rows, given by number or by mask."""
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
     def named(self, row: int) -> str:
@@ -142,21 +142,21 @@ class ActionTable:
 
     @property
     def identity(self) -> Array:
-        """Number of each action by what it is (:meth:`number`)."""
+        """Identity of each action (:meth:`number`)."""
         return np.asarray(self.number(self.kind, self.stage, self.micro_batch, self.slice))
 
     def number(self, kind: Num, stage: Num, micro_batch: Num, slice_: Num) -> Num:
-        """Number of an action by what it is: that of no other pass or message; from 0 to `numbers` - 1."""
+        """Identity of an action: a number from 0 to `numbers` - 1 that no other pass or message has."""
         return ((kind * self.stages + stage) * (self.micro_batches + 1) + micro_batch + 1) * self.slices + slice_
 
     @property
     def numbers(self) -> int:
-        """How many numbers there are (:meth:`number`)."""
+        """Number of identities (:meth:`number`)."""
         return len(Kind) * self.stages * (self.micro_batches + 1) * self.slices
 
     @property
     def singles(self) -> Array:
-        """Whether each action is of a micro-batch and there once: passes, messages, copies."""
+        """True for each action that occurs once per micro-batch: passes, messages, copies."""
         found: Array = (self.kind <= MESSAGES[-1]) | (self.kind >= COPIES[0])
         return found
 

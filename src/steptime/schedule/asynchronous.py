@@ -42,13 +42,13 @@ def _stashing(pipeline: Pipeline, per_update: int) -> ActionTable:
 
 
 def _mirrored(pipeline: Pipeline) -> ActionTable:
-    """In each slot a rank makes a forward pass, and the backward pass of a micro-batch that went ahead by all passes
-    between the rank and the last one, there and back."""
+    """Table with a forward and a backward pass of a rank per slot; the backward pass lags by the round trip to the last
+    rank."""
     return _in_turn(pipeline, 2 * np.arange(pipeline.ranks)[::-1] + 1, pipeline.per_update or 1)
 
 
 def _whenever_free(pipeline: Pipeline) -> ActionTable:
-    """A rank that is free makes the backward pass that waits longest, without one the next forward pass.
+    """Table in which a free rank runs the backward pass that has waited longest, or else the next forward pass.
 
     The first rank lets a micro-batch in while fewer are in the pipeline than :attr:`Pipeline.memory_limit`, by default
     as many as ranks.

@@ -1,4 +1,4 @@
-"""What a pipeline schedule is: the order it makes, what it requires, its closed forms, what it promises."""
+"""Records of pipeline schedules: order of passes, requirements, closed forms, guarantees."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Times:
     input_gradient_s: float = 1.0
     weight_gradient_s: float = 1.0
     message_s: float = 0.0
-    """From the end of a pass on one rank to the start of the pass of another rank that needs its result."""
+    """Time from the end of a pass on one rank to the start of the pass of another rank that needs its result."""
 
     @property
     def backward_s(self) -> float:
-        """The whole backward pass."""
+        """Time of the whole backward pass."""
         return self.input_gradient_s + self.weight_gradient_s
 
     @property
     def all_s(self) -> float:
-        """All passes of a micro-batch."""
+        """Time of all passes of a micro-batch."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """What a schedule is made for."""
+    """Numbers of a pipeline for which a schedule makes its order."""
 
     ranks: int
     chunks: int = 1
@@ -51,12 +51,12 @@ class Pipeline:
     slices: int = 1
     """Pieces of each sequence (TeraPipe)."""
     times: Times = field(default_factory=Times)
-    """What the orders that depend on times are made for; none of the others looks at it."""
+    """Times for orders that depend on them; all other orders ignore them."""
     memory_limit: float = inf
     """Micro-batches whose activations, of a $p$-th part of the model, fit into the memory of a rank."""
     per_update: int | None = None
-    """Micro-batches whose gradients make one update of the weights, in schedules that update within a step; None: what
-    the schedule does by itself."""
+    """Micro-batches whose gradients make one update of the weights, in schedules that update within a step; None: the
+    schedule's default."""
 
     def __str__(self) -> str:
         parts = [counted(self.ranks, "rank"), counted(self.chunks, "chunk"), f"{self.micro_batches} micro-batches"]
@@ -82,15 +82,15 @@ Counts: TypeAlias = Pipeline | PipelineBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Something that a schedule requires of a pipeline, or of each of a block."""
+    """Requirement of a schedule on a pipeline, or on each of a block."""
 
     name: str = "schedule"
-    """The reason under which a search counts plans that break it. ``slices``, which a plan does not choose, is none."""
+    """Reason under which a search counts plans that break it; not for ``slices``, which a plan does not choose."""
     text: str
     """The requirement, as a message shows it."""
     holds: Callable[[Counts], Any]
     chunks: int | None = None
-    """The one number of virtual stages that it allows; None: it is about something else."""
+    """The only number of virtual stages that it allows; None: the rule is about other numbers."""
 
 
 @lru_cache
@@ -101,7 +101,7 @@ def arguments_of(formula: Callable[..., Num]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A pipeline schedule: a row that no caller needs to tell from another.
+    """A pipeline schedule: one row, which callers use without knowing which schedule it is.
 
     Closed forms take numbers or arrays. Messages take no time in them. Ranks count from 0. Activations are counted in
     micro-batches of a $p$-th part of the model, of $p$ ranks.
@@ -109,11 +109,11 @@ class Schedule:
 
     name: str
     source: str
-    """Where the schedule is published."""
+    """Publication of the schedule."""
     order: Callable[[Pipeline], ActionTable]
-    """The table of passes, without messages."""
+    """Function that makes the table of passes, without messages."""
     rules: tuple[Rule, ...] = ()
-    """What it requires beyond one rank, chunk and micro-batch at least."""
+    """Requirements beyond at least one rank, chunk and micro-batch."""
     bubble: Callable[..., Num] | None = None
     """Formula of :mod:`steptime.cost` for the seconds in which the slowest rank waits, from the start of its first pass
     to the end of its last; None: there is none. Steps that follow each other without a barrier repeat at that distance.
@@ -126,22 +126,22 @@ class Schedule:
     * ``forward_s``, ``inputs_s``, ``weights_s``: passes of a rank forward, for gradients of inputs and of weights,
       mean over the ranks; ``hidden_s``: what a pair of passes saves."""
     exact: Callable[[Pipeline], bool] = lambda _: True
-    """Whether the formula is exact for a pipeline of equal stages; elsewhere it approximates."""
+    """True if the formula is exact for a pipeline of equal stages; otherwise it approximates."""
     held: Callable[[Counts, Num], Num] | None = None
-    """Most micro-batches whose activations a rank holds at once: from the start of a forward pass to the end of the
-    pass that ends its backward pass (of a backward pass in two parts: of the second); None: no closed form."""
+    """Largest number of micro-batches whose activations a rank holds at once: from the start of a forward pass to the
+    end of its backward pass (of the second part, if it is split); None: no closed form."""
     held_at_ends: Callable[[Num, Num, Num], Num] | None = None
-    """Of schedules with two copies of the model: micro-batches that the ranks of its first and last stage hold, over
-    what both stages keep of one, by ranks, micro-batches and the share of the first stage; None: as :attr:`held`."""
+    """For schedules with two copies of the model: micro-batches that the ranks of its first and last stage hold, over
+    the kept bytes of one on both stages, by ranks, micro-batches and share of the first stage; None: :attr:`held`."""
     held_is_exact: bool = True
-    """Whether :attr:`held` is what a rank holds; else it is a bound, or that of another schedule."""
+    """True if :attr:`held` is exact; else it is a bound, or the number of another schedule."""
     held_behind_head: Callable[[Counts], Num] = lambda _: 1.0
-    """Micro-batches of which the head's activations are held at once: those that it has run and whose backward pass (of
-    one in two parts: the second) has not ended."""
+    """Micro-batches whose activations of the head are held at once: forward has run, and the backward pass (its second
+    part, if it is split) has not ended."""
     fullest: Callable[[Num], Num] = lambda ranks: minimum(1, ranks - 1)
-    """The rank between the ends that holds most, by the number of ranks."""
+    """The middle rank that holds most, by the number of ranks."""
     weight_versions: Callable[[Counts, Num], Num] = lambda _, __: 1
-    """Most versions of its weights that a rank holds at once."""
+    """Largest number of versions of its weights that a rank holds at once."""
     copies: int = 1
     """Copies of the model that the ranks hold together: 2, where half of the micro-batches go from the last rank to
     the first."""
@@ -152,7 +152,7 @@ class Schedule:
     splits: bool = False
     """Gradients of weights have a pass of their own."""
     pairs: bool = False
-    """A forward and a backward pass of two micro-batches run as a pair, each behind the messages of the other."""
+    """A forward and a backward pass of two micro-batches run as a pair, each overlapped with the other's messages."""
     messages: Callable[..., Num] = waited_messages
     """Formula for the messages that a step waits for, without those that fill and drain the pipeline."""
     staleness: Callable[[Pipeline, int], float | None] = lambda _, __: 0.0
@@ -165,32 +165,31 @@ class Schedule:
     synchronous: bool = True
     """Converges as training on a single device does: each step applies the gradient of the weights it read."""
     note: str = ""
-    """What the columns leave out."""
+    """Remark on facts that no field has."""
     bound: str = ""
-    """What an estimate takes in place of closed forms that the schedule has not."""
+    """Phrase on the closed forms that an estimate uses in place of missing ones."""
     usual_chunks: int = 1
     """Virtual stages of a rank where none are given."""
     interleaved_as: str = ""
-    """The schedule that it becomes with several virtual stages; empty: it stays itself."""
+    """The schedule that stands for it with several virtual stages; empty: itself."""
     follows: bool = False
-    """An estimate takes it by the number of virtual stages, which has to be given."""
+    """An estimate chooses it by the number of virtual stages, which has to be given."""
     usual_slices: int = 1
     """Slices of a sequence where none are given."""
     usual_per_update: int | None = None
-    """Micro-batches per update where none are given; None: what the schedule does by itself."""
+    """Default of micro-batches per update; None: the schedule decides."""
     updates: Callable[[Counts], Num] = lambda _: 1.0
     """Updates of the weights in a step of a long run; each has its optimiser's pass and its sum of gradients."""
     parameter: str = ""
-    """The field that the number of a name such as ``terapipe:8`` stands for: ``usual_slices``, ``usual_per_update``, or
-    none."""
+    """Field that the number in a name such as ``terapipe:8`` sets: ``usual_slices``, ``usual_per_update``, or none."""
     one_rank: bool = False
-    """It means something to an estimate on one rank."""
+    """It applies to an estimate on one rank too."""
     to_host: bool = False
-    """An estimate knows what activations that are copied to the host add to its bubble."""
+    """An estimate can compute the effect of activations that are copied to the host on its bubble."""
 
     @property
     def only_chunks(self) -> int | None:
-        """The one number of virtual stages that it serves; None: several."""
+        """The only number of virtual stages that it supports; None: several."""
         return next((rule.chunks for rule in self.rules if rule.chunks is not None), None)
 
     def closed_forms(self) -> tuple[Callable[..., Num], Callable[[Counts, Num], Num]]:

@@ -13,12 +13,12 @@ from steptime.schedule.schedules import Pipeline
 from steptime.schedule.words import F, I, W, spelled
 
 TRIED = 2
-"""Habits are chosen on that many micro-batches per rank, and on 8 at least; what follows repeats."""
+"""Micro-batches per rank on which habits are chosen, 8 in all at least; later micro-batches repeat the pattern."""
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What the heuristic leaves open; all combinations are tried."""
+    """Choices that the heuristic leaves open; all combinations are tried."""
 
     late_first: bool
     """A rank makes one more forward pass before its first backward pass even if that delays it."""
@@ -132,7 +132,7 @@ class _Player:
                 self.do_forward(place)
 
     def skipped(self, place: int) -> bool:
-        """Whether a rank leaves a forward pass out in this round."""
+        """True if a rank leaves a forward pass out in this round."""
         rank, behind = self.ranks[place], self.ranks[place + 1] if place + 1 < len(self.ranks) else None
         if behind is None or not self.habits.skips or rank.forward < behind.forward + 2:
             return False

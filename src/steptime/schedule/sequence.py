@@ -26,7 +26,7 @@ def _sliced(pipeline: Pipeline) -> ActionTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slicing:
-    """How a sequence is cut."""
+    """Cut of a sequence into slices."""
 
     lengths: tuple[int, ...]
     """Units of each slice, from the first token on."""

@@ -1,4 +1,4 @@
-"""Orders that are easiest told as words: passes of two directions or chunks, numbered as they come."""
+"""Orders written as words: letters for passes of two directions or chunks, whose micro-batches count up."""
 
 from __future__ import annotations
 

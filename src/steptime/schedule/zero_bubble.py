@@ -76,7 +76,7 @@ def _handmade_is_exact(pipeline: Pipeline, depth: int) -> bool:
 
 
 def _alike(times: Times) -> bool:
-    """Whether forward passes and both parts of backward passes take the same time."""
+    """True if forward passes and both parts of backward passes take the same time."""
     return isclose(times.forward_s, times.input_gradient_s) and isclose(times.forward_s, times.weight_gradient_s)
 
 

@@ -48,9 +48,9 @@ def pareto_front(time_s: Array, memory_bytes: Array) -> Array:
 
 
 def telling_points(time_s: Array, memory_bytes: Array, most: int) -> list[int]:
-    r"""Indices of at most ``most`` points of a front, two or more, that describe it best; the first and the last stay.
+    r"""Indices of at most ``most`` points of a front (at least two) that represent it best; both ends are kept.
 
-    Of the points chosen the fastest that saves as much is taken for each that is left out; they are those for which
+    Each omitted point is represented by the fastest chosen point that needs no more memory. The choice minimises
 
     $$\sum_i (\log m_{c(i)} - \log m_i)(\log t_{i+1} - \log t_i)$$
 

@@ -19,7 +19,7 @@ ROUNDING = 1e-9
 
 
 def least_step_s(inputs: StepInputs, framework: Framework, table: LayerTable, shape: Array) -> Array:
-    r"""Times that no placement of some configurations is below.
+    r"""Lower bound of the step time over all placements, by configuration.
 
     $$b(c) = (1 - \epsilon)\; T\!\left(c, \min_{p} f(s_c, p), 0\right) \le T(c, f(s_c, p), \ell(c, p))$$
 
