@@ -106,11 +106,11 @@ KINDS: Final[Mapping[str, str]] = NAMES["collectives"]
 WHOLE_EXCHANGES: Final = ("nnscaler_mi200",)
 FOLDS: Final = 4
 LARGEST_BYTES: Final = 1e15
-"""Longest message that is taken for real."""
+"""Longest message that is accepted."""
 TIMES_S: Final = (1e-12, 1e5)
-"""Shortest and longest time of a collective that is taken for real."""
+"""Shortest and longest time of a collective that is accepted."""
 LARGEST_GROUP: Final = 1e6
-"""Largest group that is taken for real."""
+"""Largest group that is accepted."""
 LEAST_ROWS, LEAST_SIZES = 12, 4
 """Fewest measurements, and sizes among them, of a fit: a size is in one fold only."""
 FARTHEST: Final = 10.0
@@ -180,7 +180,7 @@ def libraries(table: Table) -> Array:
 
 
 def machine_rows(machine: Machine, table: Table, library: Array | None = None) -> tuple[Array, Rows]:
-    """Rows of a machine that can be read and taken for real: their positions in the table, and the rows."""
+    """Rows of a machine that can be read and are accepted: their positions in the table, and the rows."""
     places = np.flatnonzero(covered(machine, table, library))
     rows = _placed(machine, table.take(places))
     good = usable(rows) & (rows.measured_s >= TIMES_S[0]) & (rows.measured_s <= TIMES_S[1])
@@ -304,7 +304,7 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
         machine, model = choice
         rows = _placed(machine, part)
         good = usable(rows)
-        reason[index] = np.where(good, "", _unreadable(rows))
+        reason[index] = np.where(good, "", np.where(rows.kind == "", NO_FORMULA, "size or group unknown"))
         time = _seconds(model, rows.take(good), part.text("notes")[good])
         seconds[index[good]] = time
         low[index[good]], high[index[good]] = time * model.band[0], time * model.band[1]
@@ -328,11 +328,6 @@ def _origin(model: FabricProfile | Textbook) -> str:
     if isinstance(model, Textbook):
         return TEXTBOOK
     return CARRIED if model.kind == "assumed" else OWN
-
-
-def _unreadable(rows: Rows) -> Array:
-    text = np.where(rows.kind == "", NO_FORMULA, "size or group unknown")
-    return text.astype(object)
 
 
 Key = tuple[str, str, str, str, float]

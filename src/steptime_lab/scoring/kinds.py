@@ -20,10 +20,6 @@ from steptime_lab.scoring.tables import (
 _NONE: Final = "-"
 
 
-def _kernel_columns() -> dict[str, Any]:
-    return {"kernels": {"needed": list(KERNEL_COLUMNS), "operators": columns_of_kernels()}}
-
-
 def _print_kernel_columns() -> None:
     screen = console()
     heading(screen, "Kernels: operators that need no source or kernel")
@@ -55,7 +51,7 @@ def _print_collective_columns() -> None:
 KERNELS: Final = Kind(
     score=lambda path, _: score_kernels(path),
     predict=predict_kernels,
-    columns=_kernel_columns,
+    columns=lambda: {"kernels": {"needed": list(KERNEL_COLUMNS), "operators": columns_of_kernels()}},
     print_columns=_print_kernel_columns,
 )
 COLLECTIVES: Final = Kind(

@@ -53,7 +53,7 @@ class Plain:
 
 
 def _rows(op: str, inputs: str, **attributes: Attribute) -> Callable[[Sizes, str], Made]:
-    """An operator on rows x cols with a result of that shape; one input per name."""
+    """An operator on rows x cols with a result of the same shape; one input per name."""
 
     def made(s: Sizes, dtype: str) -> Made:
         shape = (s["rows"], s["cols"])
@@ -138,7 +138,7 @@ _DTYPES: Final = {
 """Spellings of element types by their names in the catalogue."""
 
 OTHER_NAMES: Final[Mapping[str, Sequence[str]]] = table("columns")["operators"]
-"""Other spellings of operators, besides case and any of ``_``, ``-`` and space between words."""
+"""Other spellings of operators, apart from case and any of ``_``, ``-`` and space between words."""
 PLAIN: Final[Mapping[str, Plain]] = {
     "gemm": Plain(columns=("m", "n", "k", "batch=1"), node=_product, product=True),
     "bmm": Plain(columns=("m", "n", "k", "batch"), node=_product, product=True),

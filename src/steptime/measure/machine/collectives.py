@@ -31,7 +31,7 @@ KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_
 #: Seconds without a record after which the ranks are taken to hang.
 SILENCE_S: Final = 180.0
 
-#: Ranks wait for each other and so for every other program: only the quickest samples are free of that.
+#: Ranks wait for each other and so for every other program: only the fastest samples are free of such waits.
 QUANTILE: Final = 0.1
 
 Progress = Callable[[int, int], None]

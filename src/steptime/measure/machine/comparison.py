@@ -62,7 +62,7 @@ def public_device(given: str, processor: str = "") -> str:
         processor: name that the machine gives itself, for ``auto``.
 
     Raises:
-        UnknownNameError: there is no such device, or nothing is published about it.
+        UnknownNameError: the device is unknown, or nothing is published about it.
         UserError: the machine is not in the catalogue.
     """
     known = profile_names()

@@ -390,8 +390,8 @@ def _vector(
 ) -> tuple[dict[str, float], float]:
     """Best rate by dtype, and the share of it that operators which are not bound by memory sustain.
 
-    A GPU has no such operators: one that is slower than memory has too few rows or columns to fill the device. The best
-    measured rate then counts as sustained, and the units may be faster.
+    A GPU has none of these: an operator slower than memory has too few rows or columns to fill it. The best measured
+    rate then counts as sustained, and the units may be faster.
     """
     found: dict[str, list[float]] = {}
     for one in operators:

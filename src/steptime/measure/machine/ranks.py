@@ -132,7 +132,7 @@ def _one_way(rank: Rank, message: Any, members: list[int], group: Any) -> Callab
 
 
 def visit_all(rank: Rank, visits: Sequence[Mapping[str, Any]], visit_s: float, emit: Emit) -> None:
-    """Make every visit; a kind of collective that the backend does not have is reported once and left out."""
+    """Makes every visit; a kind of collective that the backend lacks is reported once and left out."""
     missing: set[str] = set()
     for visit in visits:
         kind, shape = visit["kind"], visit["shape"]
@@ -165,7 +165,7 @@ def join(torch: Any, device: str, threads: int, store: str | None) -> Rank:
 
 
 def _end_with_parent() -> None:
-    """Ends this rank with its parent, whose end closes standard input; it would else wait for ever."""
+    """Ends this rank when its parent ends, which closes standard input; otherwise it would wait for ever."""
 
     def watch() -> None:
         while os.read(0, 1024):

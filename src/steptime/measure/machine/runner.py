@@ -289,7 +289,7 @@ def visit(bench: Bench, task: Task, round_: int, visit_s: float) -> Record:
     }
     try:
         return {**about, "seconds": bench.samples_s(task, visit_s)}
-    except (RuntimeError, TypeError) as error:  # out of memory, or no such kernel: say so and go on
+    except (RuntimeError, TypeError) as error:  # out of memory or an unknown kernel must not end the others
         return {**about, "error": f"{type(error).__name__}: {error}"[:300]}
 
 

@@ -63,7 +63,7 @@ class Pool:
         self._used = 0
 
     def cut(self, dtype: str, *shape: int) -> Any:
-        """A tensor of that shape, disjoint from all others since the last reset."""
+        """A tensor of ``shape``, disjoint from all others since the last reset."""
         count, dtype = math.prod(shape), _DTYPES[dtype]
         block = self._blocks.get(dtype)
         if block is None or self._used + count > len(block):

@@ -432,7 +432,7 @@ def _matmuls(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
 
 def _attentions(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
     draw = random.Random(f"attention {seed}")
-    if dtype == "tf32":  # the fused kernels have no such mode
+    if dtype == "tf32":  # the fused kernels have no tf32 mode
         return
     for i in range(extent.attentions):
         seq = max(16, round(log_uniform(draw, *extent.tokens)) // 16 * 16)

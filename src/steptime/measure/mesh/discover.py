@@ -87,7 +87,7 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     broken = _listed(np.triu(slow, 1), rest, names)
     asymmetric = _listed(uneven, difference, names)
     slow_of = slow.sum(axis=1)
-    hurt = np.flatnonzero(slow_of > max(2, (count - 1) / 2))
+    worst_hit = np.flatnonzero(slow_of > max(2, (count - 1) / 2))
     rest[slow] = 0.0
     left = count * (count - 1) - int(slow_of.sum()) - int(prepared.missing.sum())
     noise = math.sqrt(float(np.square(rest, dtype=np.float64).sum()) / max(left, 1))
@@ -95,7 +95,7 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     return Faults(
         broken=broken,
         asymmetric=asymmetric,
-        slow_devices=tuple(names[int(i)] for i in hurt),
+        slow_devices=tuple(names[int(i)] for i in worst_hit),
         broken_mask=slow,
         rest=rest,
         sigma=sigma,

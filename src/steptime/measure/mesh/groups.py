@@ -16,7 +16,7 @@ MAX_ENUMERATED = 16_000
 MAX_SWEEPS = 40
 #: Devices beyond which there are fewer sweeps, because the last exchanges decide nothing there.
 MANY, FEW_SWEEPS = 256, 10
-#: Devices beyond which only misplaced ones are exchanged, because averages over so many are good.
+#: Devices beyond which only misplaced ones are exchanged, because averages over many are good.
 LARGE = 1024
 
 

@@ -264,7 +264,7 @@ def dominant_source(scored: Sequence[ScoredRun]) -> str | None:
 def memory_statistics(scored: Sequence[ScoredRun]) -> dict[str, dict[str, Any]]:
     """Errors of the peak memory, for each definition of it; ``coverage90``: share inside the 90 % band.
 
-    ``within_unit``: share of predictions between the number read as GB and as GiB, where the unit is not stated.
+    ``within_unit``: share of predictions between the number read as GB and as GiB, where the row has no unit.
     """
     out = {}
     rows = [s for s in scored if s.run.memory and math.isfinite(s.memory_bytes) and s.memory_bytes > 0]

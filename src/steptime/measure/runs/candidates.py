@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd, prod
@@ -58,7 +58,7 @@ class Candidate:
     attention: str
     """``fused`` or ``unfused``."""
     offload: frozenset[str] = frozenset()
-    """States that are kept on the host in addition to those that the row names."""
+    """Tensors that are kept on the host (``activations``, ``optimizer``) in addition to those that the row names."""
     overlaps_data: bool = True
     """True: traffic of gradients and weights overlaps with computation as in the framework; false: it does not."""
     fits: bool = True
@@ -314,7 +314,7 @@ WHOLE_SHARDED: Final = 3
 """ZeRO stage whose sharding groups may be the nodes (HSDP)."""
 PARTS: Final = (0.25, 0.5, 1.0)
 """Shares of the layers that a framework of ``_BY_LAYER`` may recompute where the row gives no number."""
-#: Frameworks that shard over all devices where no degrees are stated.
+#: Frameworks that shard over all devices where the row has no degrees.
 _SHARDED: Final = frozenset({"maxtext", "paxml", "fms-fsdp", "composer-fsdp", "torchtitan", "torchtune", "automodel"})
 
 
@@ -326,7 +326,13 @@ def candidates(run: MeasuredRun) -> tuple[Candidate, ...]:
     """
     device = catalogue_device(run.device)
     groups: dict[tuple[int, int, int], list[Candidate]] = {}
-    for weight, degrees in _layouts(run):
+    layouts = (
+        (weight * v_weight * e_weight, replace(degrees, vpp=vpp, ep=ep))
+        for weight, degrees in _degrees(run)
+        for vpp, v_weight in _virtual(run, degrees)
+        for ep, e_weight in _expert_ranks(run, degrees)
+    )
+    for weight, degrees in layouts:
         own = sorted(_with_settings(run, device, weight, degrees), key=lambda c: -c.weight)[:_BEAM]
         groups.setdefault((degrees.tp, degrees.pp, degrees.cp), []).extend(own)
     weighed = iter(_weighed(run, device, [c for group in groups.values() for c in group]))  # one evaluation for all
@@ -397,14 +403,6 @@ def _other_settings(c: Candidate) -> tuple[object, ...]:
 def _repeated(c: Candidate) -> float:
     """Approximate share of the forward pass that runs again."""
     return c.recompute.share if c.recompute.kind == "full" else _REPEATED[c.recompute.kind]
-
-
-def _layouts(run: MeasuredRun) -> Iterator[tuple[float, Degrees]]:
-    """Weights and degrees, with vpp and ep filled in."""
-    for weight, degrees in _degrees(run):
-        for vpp, v_weight in _virtual(run, degrees):
-            for ep, e_weight in _expert_ranks(run, degrees):
-                yield weight * v_weight * e_weight, replace(degrees, vpp=vpp, ep=ep)
 
 
 def _degrees(run: MeasuredRun) -> list[tuple[float, Degrees]]:

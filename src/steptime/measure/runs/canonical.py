@@ -219,9 +219,9 @@ class Sharding:
     stages: tuple[int, ...]
     """ZeRO stages that the text may mean: 1 optimiser states, 2 gradients too, 3 weights too."""
     ranks: int | None = None
-    """Ranks of one sharding group; None: not stated, as a rule all data-parallel ranks."""
+    """Ranks of one sharding group; None: the text has none, usually all data-parallel ranks."""
     replicas: int | None = None
-    """Copies of the sharded model (hybrid sharding); None: not stated."""
+    """Copies of the sharded model (hybrid sharding); None: the text has none."""
     within_node: bool = False
     """States are sharded over the ranks of a node, and every node holds a copy."""
 
@@ -330,7 +330,7 @@ def schedule_name(text: str) -> ScheduleName:
 
 
 def offloaded(text: str, section: str = "") -> frozenset[str]:
-    """States kept in host memory: some of ``optimizer``, ``weights``, ``activations``.
+    """Tensors kept in host memory: some of ``optimizer``, ``weights``, ``activations``.
 
     Args:
         text: what the row says.

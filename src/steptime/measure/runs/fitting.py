@@ -64,7 +64,7 @@ PARAMETERS: Sequence[Parameter] = (
 DEVICE_SPREAD = 0.12
 """Standard deviation of the logarithm of a device's own factor."""
 UNMEASURED_SPREAD = 0.25
-"""Standard deviation of that logarithm for a device whose matrix products have no curve, only a share of the peak."""
+"""Standard deviation of this logarithm for a device whose matrix products have no curve, only a share of the peak."""
 
 
 OWN_SPREAD = 0.05

@@ -249,7 +249,7 @@ def optimizer_called(text: str) -> str:
 
 
 def modelled_optimizer(name: str) -> str:
-    """The optimiser whose states stand for one of that name: itself, or adam where it is not modelled."""
+    """The optimiser that models ``name``: itself, or adam where it is not modelled."""
     return name if name in OPTIMIZERS else "adam"
 
 

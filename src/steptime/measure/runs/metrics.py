@@ -188,7 +188,7 @@ class MeasuredMemory:
     memory_bytes: float
     definition: MemoryDefinition
     unit_assumed: bool
-    """True if GB or GiB is not stated. GiB is then taken: the tools that frameworks print from divide by 1024^3."""
+    """True if the row says neither GB nor GiB. GiB is then taken: tools that frameworks print from divide by 1024^3."""
 
     @property
     def least_bytes(self) -> float:
@@ -303,7 +303,7 @@ def _checked(found: MeasuredTime, basis: RateBasis, flags: set[Flag]) -> Measure
 def measured_memory(row: TableRow, device: Device, flags: set[Flag]) -> MeasuredMemory | None:
     """The printed peak memory.
 
-    A stated GiB is 2^30 and a stated GB 10^9 bytes; "GB as printed" and no unit at all are taken for GiB and flagged.
+    A GiB is 2^30 and a GB 10^9 bytes; "GB as printed" and no unit at all are taken for GiB and flagged.
     A unit behind the number wins over the column ``mem_unit``.
     """
     found = row.measured(MEMORY)

@@ -95,7 +95,7 @@ def usable(runs: Modelled) -> Array:
 
 
 def score_packaged(runs: Sequence[MeasuredRun], progress: Progress | None = None, *, named: bool = True) -> Scores:
-    """Predictions with the frameworks that the package brings; rows of its own fit are seen rows.
+    """Predictions with the frameworks of the package; rows of its own fit are seen rows.
 
     Args:
         runs: measured runs.

@@ -24,7 +24,7 @@ from steptime.store.tables import delimiter_of, first_line, refuse_surplus, says
 
 @cache
 def table(name: str) -> Mapping[str, Any]:
-    """The table of that name in the folder ``tables``, for example ``"defaults"``."""
+    """The table ``name`` of the folder ``tables``, for example ``"defaults"``."""
     file = resources.files("steptime.measure.runs") / "tables" / f"{name}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
@@ -61,7 +61,7 @@ def _spelled(key: str) -> str:
 
 @cache
 def _known() -> Mapping[str, tuple[str, str, int]]:
-    """Spelled key -> own name, unit of the cells, and rank among the names of that column."""
+    """Spelled key -> own name, unit of the cells, and rank among the names of its column."""
     found: dict[str, tuple[str, str, int]] = {}
     for own, others in OTHER_NAMES.items():
         for rank, other in enumerate((own, *others)):
@@ -289,7 +289,7 @@ class TableRow:
         return (self.cells.get(name) or "").strip()
 
     def number(self, name: str) -> float | None:
-        """A positive finite number; None where the cell is empty or, then noted in ``unread``, no such number.
+        """A positive finite number; None where the cell is empty or is not such a number (noted in ``unread``).
 
         >>> [TableRow(1, {"a": text}).number("a") for text in ("1,024", "8.0", "-3", "1e999", "1e-320", "many", "")]
         [1024.0, 8.0, None, None, None, None, None]

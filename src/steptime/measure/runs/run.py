@@ -63,21 +63,21 @@ class Degrees:
     cp: int
     dp: int
     vpp: int | None
-    """Virtual stages per rank; None: not stated."""
+    """Virtual stages per rank; None: the row has none."""
     ep: int | None
-    """Expert-parallel ranks; None: not stated."""
+    """Expert-parallel ranks; None: the row has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Sequences per step, and per micro-batch and replica where stated."""
+    """Sequences per step, and per micro-batch and replica where the row has these."""
 
     global_batch: int
     micro_batch: int | None
 
 
 def degrees(row: TableRow, gpus: int, schedule: ScheduleName, flags: set[Flag]) -> Degrees | None:
-    """The degrees of a row; None where neither tp nor pp is stated.
+    """The degrees of a row; None where it has neither tp nor pp.
 
     Where the printed data-parallel degree differs from gpus / (tp pp cp) and that is whole, the latter is taken and
     flagged.
@@ -144,7 +144,7 @@ def legal_micro_batches(share: int) -> list[int]:
 
 
 def possible_degrees(gpus: int, global_batch: int, heads: int, layers: int, per_node: int) -> Iterator[Degrees]:
-    """Degrees that a run without stated ones may have had: tensor ranks inside a node, and cp only where it must be."""
+    """Degrees that a run without any in its row may have had: tensor ranks inside a node, cp only where needed."""
     for tp in (1, 2, 4, 8):
         if tp > min(per_node, gpus) or gpus % tp or heads % tp:
             continue
@@ -176,7 +176,7 @@ class AdapterName:
     targets: str
     """``qkv``, ``attention`` (also the output projection) or ``all`` (also the MLP)."""
     assumed: bool
-    """The rank is not stated; it is the framework's or benchmark's."""
+    """The row has no rank; it is the framework's or benchmark's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,14 +203,14 @@ class MeasuredRun:
     gpus: int
     gpus_per_node: int
     internode_Bps: float | None
-    """Datasheet bandwidth between nodes per device and direction, where stated."""
+    """Datasheet bandwidth between nodes per device and direction; None: the row has none."""
     precisions: tuple[str, ...]
-    """Precisions that the text may mean; empty: not stated."""
+    """Precisions that the text may mean; empty: the row names none."""
     seq_len: int
     global_batch: int
     micro_batch: int | None
     degrees: Degrees | None
-    """None: neither tp nor pp nor cp is stated."""
+    """Degrees; None: the row has neither tp nor pp nor cp."""
     schedule: str | None
     accumulation: int | None
     sharding: Sharding | None
@@ -286,10 +286,11 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     per_node, framework = _per_node(row, gpus, flags), framework_of(row)
     dtype, recompute = _dtype(row, flags), _recompute(row, framework)
     kind, adapter = _workload(row, framework)
+    likely = framework_default(framework, "dtype")
     job: dict[str, Any] = {"gpus": gpus, "seq_len": seq_len, "device": device, "global_batch": size.global_batch}
     basis = RateBasis(
         spec=arch.spec,
-        precision=dtype.precisions[0] if dtype.precisions else _likely_dtype(framework),
+        precision=dtype.precisions[0] if dtype.precisions else max(likely, key=lambda name: likely[name]),
         frozen=adapter is not None,
         recompute=recompute.kind if recompute else "none",
         **job,
@@ -343,12 +344,6 @@ def _measured(row: TableRow, basis: RateBasis, flags: set[Flag]) -> dict[str, An
             raise RowProblem(Reason.BAD_MEASUREMENT, f"{MEMORY}: {row.text(MEMORY)!r}")
         raise RowProblem(Reason.NO_MEASUREMENT)
     return {"time": time, "memory": memory}
-
-
-def _likely_dtype(framework: str) -> str:
-    """The precision that a framework most often has."""
-    choices = framework_default(framework, "dtype")
-    return max(choices, key=lambda name: choices[name])
 
 
 def _plan_choices(

@@ -155,7 +155,7 @@ _STEPS: Final = 50
 
 
 def definition_of(run: MeasuredRun) -> str:
-    """Definition of a run's measured memory, where known: ``allocated`` (else this one), ``reserved`` or ``device``."""
+    """Definition of a run's measured memory: ``allocated``, ``reserved`` or ``device``; ``allocated`` if unknown."""
     stated = MemoryDefinition.NOT_STATED if run.memory is None else run.memory.definition
     return _NAMES.get(stated) or PRINTED.get(run.framework, "allocated")
 

@@ -96,7 +96,7 @@ NOT_ASKED: Final = "not of the source that is left out"
 FAR_OFF: Final = "predicted and measured time differ a hundredfold or more: a wrong unit?"
 TOO_LARGE: Final = "predicted memory exceeds the device: is a setting misread?"
 UNFIT: Final = 0.95
-"""Predicted chance of not fitting from which the reading of a run, which did fit, is doubted."""
+"""Predicted chance of not fitting above which the reading of a run that did fit is doubted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def score_runs(
 
     Raises:
         InputFileError: the file is not such a table.
-        FieldError: there is no source of that key.
+        FieldError: there is no source with the key.
     """
     return score_reading(read_any(path), leave_out=leave_out, named=named, progress=progress)
 

@@ -85,7 +85,7 @@ def score_stages(path: str | Path) -> StageScore:
             column of measured training runs.
 
     Raises:
-        InputFileError: the file is no such table, or lacks a needed column.
+        InputFileError: the file is not such a table, or lacks a needed column.
     """
     scored, missing, load = [], [], cache(load_model)
     rows = (rows_of_parquet if str(path).lower().endswith(".parquet") else read_rows)(path, _check)
