@@ -59,9 +59,7 @@ def test_what_is_modelled_is_answered(area: str, typed: str, folder: Path) -> No
     assert done.exit_code == 0, f"{area}: {done.stderr}"
 
 
-@pytest.mark.parametrize(
-    ("area", "typed", "said"), [pytest.param(*row, id=row[1]) for row in REFUSED]
-)
+@pytest.mark.parametrize(("area", "typed", "said"), [pytest.param(*row, id=row[1]) for row in REFUSED])
 def test_what_is_not_modelled_is_refused(area: str, typed: str, said: str, folder: Path) -> None:
     done = ask(typed, folder)
     assert done.exit_code in (2, 3), f"{area} is on the page as not modelled, but {typed} is answered"
