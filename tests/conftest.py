@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+import hypothesis_profiles
 from steptime.errors import UserError
 from steptime.lab.data_root import VARIABLE, data_root
 
@@ -32,12 +32,7 @@ ABSENT: Final = f"no bulk measurements: {VARIABLE} is not set, and shared/data i
 #: This file has no doctests, and its module name is also that of tests/cli/conftest.py.
 collect_ignore = ["conftest.py"]
 
-#: A loaded machine draws slowly. A fixture of a test is shared by its examples, which is meant where it is used.
-settings.register_profile(
-    "any machine", deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
-settings.load_profile("any machine")
+hypothesis_profiles.register()
 
 _KEY: Final = "measurements"
 _PARAM: Final = type(pytest.param(None))

@@ -12,6 +12,7 @@ from fake_api import FakeApi, Run, make_estimate
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from steptime.cli.job import parse_fix, parse_limits, parse_placement
 from steptime.commands.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import UserError
@@ -311,7 +312,7 @@ OPTIONS = st.sampled_from(["--gpus", "--global-batch", "--seq", "--tp", "--zero"
 ARGS = st.lists(st.tuples(OPTIONS, st.text(max_size=6) | st.integers(-2, 9).map(str)), max_size=4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ARGS, st.text(min_size=1, max_size=8))
 def test_any_arguments_end_in_0_or_2(run: Run, api: FakeApi, args: list[tuple[str, str]], model: str) -> None:
     result = run("estimate", *JOB, *(word for pair in args for word in pair), "--json", "--", model)

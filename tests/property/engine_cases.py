@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine
 from steptime.lab.published.rows import PUBLISHED
@@ -20,7 +21,7 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans, broken_rules
 from steptime.plan.strategies import CORRECTED, Method, Strategy
 
-ENGINE = settings(max_examples=100, derandomize=True)
+ENGINE = settings(max_examples=examples(100), derandomize=True)
 NAMES = ("1d", "context", "2d")
 PLAIN = ("bf16", "fp32", "fp8")
 QUANTISED = ("fp8-te", "fp8-tensorwise", "fp8-blockwise")

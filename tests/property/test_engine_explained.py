@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from test_engine_fitted import fitted_cases
 
 from explained_terms import differing, explained
+from hypothesis_profiles import examples
 from steptime.api.models import load_model
 from steptime.estimate import ledger
 from steptime.estimate.evaluate import evaluate
@@ -24,7 +25,7 @@ from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import CORRECTED
 
 STRATEGY = CORRECTED.strategies["1d"]
-SOME = settings(ENGINE, max_examples=80)
+SOME = settings(ENGINE, max_examples=examples(80))
 MODELS = ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b")
 CLUSTERS = ("dgx-h100", "dgx-a100", "gb200-nvl72", "l40s-8", "mi300x-8")
 

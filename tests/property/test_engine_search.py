@@ -11,6 +11,7 @@ from engine_cases import NAMES, cases, close, stacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from steptime.api.models import load_model
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
@@ -25,7 +26,7 @@ from steptime.plan.strategies import CORRECTED, Method, Strategy
 from steptime.search.planner import find
 
 SPACES = {CORRECTED: CorrectedSpace(), PUBLISHED: PublishedSpace()}
-FEW = settings(max_examples=50, derandomize=True)
+FEW = settings(max_examples=examples(50), derandomize=True)
 
 
 @st.composite

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from steptime.errors import UserError
 from steptime.lab.calibrate.mesh import Links, Quantity, discover, read_links, synthetic
 from steptime.lab.calibrate.mesh.groups import log_partitions, partition
 from steptime.lab.calibrate.mesh.layout import find_chain
 from steptime.num import divisors
 
-SLOW = settings(max_examples=25)
+SLOW = settings(max_examples=examples(25))
 KINDS = st.sampled_from(sorted(synthetic.KINDS))
 SEEDS = st.integers(0, 10**6)
 
@@ -80,7 +81,7 @@ def test_a_mesh_is_well_formed(kind: str, seed: int) -> None:
     assert all(link.factor >= 1.5 for link in mesh.broken_links + mesh.asymmetric_links)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(blocks=st.integers(1, 4), length=st.integers(2, 20), seed=SEEDS, data=st.data())
 def test_partitions_are_partitions(blocks: int, length: int, seed: int, data: st.DataObject) -> None:
     group = data.draw(st.sampled_from(divisors(length)[:-1] if length > 1 else [1]))
@@ -95,7 +96,7 @@ def test_partitions_are_partitions(blocks: int, length: int, seed: int, data: st
     assert log_partitions(length, group) >= -1e-9
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(length=st.integers(2, 30), seed=SEEDS)
 def test_chains_are_nested(length: int, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -144,7 +145,7 @@ HEADS = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(head=HEADS, rows=st.lists(st.lists(CELLS, min_size=1, max_size=5), max_size=5))
 def test_any_file_is_links_or_a_user_error(tmp_path: Path, head: str, rows: list[list[str]]) -> None:
     path = tmp_path / "any.csv"

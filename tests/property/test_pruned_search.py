@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from steptime.api import plan
 from steptime.errors import UserError
 from steptime.search import bounds, ranking
@@ -52,7 +53,7 @@ def _found(job):
     return result
 
 
-@settings(max_examples=25, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), derandomize=True, suppress_health_check=list(HealthCheck))
 @given(_jobs())
 def test_what_is_pruned_changes_nothing(job):
     pruned = _found(job)

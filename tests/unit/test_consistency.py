@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from steptime.cost.data_parallel import exposed_buckets_s, push_pull_s, push_s
 from steptime.lab.replicas.consistency import (
     ASYNCHRONOUS,
@@ -111,7 +112,7 @@ def cases(draw: Any) -> tuple[Cycle, Array, int, Outage | None]:
 
 
 @given(cases())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_windows_play_what_single_events_play(case: tuple[Cycle, Array, int, Outage | None]) -> None:
     cycle, factors, bound, outage = case
     found = simulate(cycle, factors, bound, outage)

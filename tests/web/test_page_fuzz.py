@@ -16,12 +16,13 @@ from page_client import JOB, client, endless
 from page_in_browser import served
 from starlette.testclient import TestClient
 
+from hypothesis_profiles import examples
 from steptime.hardware import cluster_names
 from steptime.model.known import catalogue_names
 from steptime.options import KEYS
 from steptime.web.answers import ANSWERS, CATALOGUES
 
-FEW = settings(max_examples=80, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=examples(80), suppress_health_check=list(HealthCheck))
 
 texts = st.text(max_size=40) | st.sampled_from(
     [

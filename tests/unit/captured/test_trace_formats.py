@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand_programs import MIB, small_step, step_of
+from hypothesis_profiles import examples
 from steptime.captured.formats.step_trace import chrome_trace, perfetto_trace, write_trace
 from steptime.captured.formats.timeline import Clock, memory_by_kind, spans
 from steptime.captured.graph import Program
@@ -70,7 +71,7 @@ def test_spans_by_hand() -> None:
 
 
 @given(modules=st.lists(st.sampled_from(["", "a", "a.b", "a.b.c", "a.c", "b"]), max_size=20))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_spans_nest_and_cover_each_call(modules: list[str]) -> None:
     blank = step_of([], len(modules)).calls
     calls = tuple(replace(call, module=module) for call, module in zip(blank, modules, strict=True))

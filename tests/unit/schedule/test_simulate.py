@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from naive_player import Player
 
 from event_player import Key, neighbour, order_of, order_of_zero_bubble, played
+from hypothesis_profiles import examples
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, ActionTable
 from steptime.schedule.actions import Kind
@@ -108,7 +109,7 @@ def checked(found: Simulation) -> Spent:
     drawn=tables(), together=st.integers(0, 3), overlap=st.booleans(), buffers=st.sampled_from([None, 2, 4]),
     shared=st.booleans(), ahead=st.integers(0, 2),
 )  # fmt: skip
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_as_the_naive_player(
     drawn: tuple[ActionTable, np.random.Generator],
     together: int,
@@ -334,7 +335,7 @@ def test_communication_of_passes_stands_apart_and_takes_no_further_time() -> Non
 
 
 @given(drawn=tables())
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_levels_give_the_same_ends(drawn: tuple[ActionTable, np.random.Generator]) -> None:
     graph = graph_of(drawn[0])
     seconds = drawn[1].random((graph.size, 2))
