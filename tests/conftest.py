@@ -1,11 +1,12 @@
-"""The markers ``shared`` and ``each``.
+"""The markers ``shared`` and ``each``. Those of the default suite, and ``slow``, are described in ``suites.py``.
 
 ``shared``: tests that carry it see the bulk measurements or are skipped, all other tests do not see them. The bulk
 measurements lie outside the repository, and a clone may lack them. A test without the marker runs as in such a clone:
 where it needs the measurements, it fails, whether or not they are here.
 
 ``each``: written as ``parametrize`` is, but one test goes through all values, and its failure shows every value that
-failed. Each value has its own ``monkeypatch``, ``tmp_path`` and ``capsys``; values share the other fixtures.
+failed. Each value has its own ``monkeypatch``, ``tmp_path`` and ``capsys``; values share the other fixtures. Where the
+marker names ``quick`` values, the others are in a second test, which is slow.
 """
 
 from __future__ import annotations
@@ -21,18 +22,24 @@ from typing import Any, Final
 
 import pytest
 
-import hypothesis_profiles
+import suites
 from steptime.errors import UserError
 from steptime.lab.data_root import VARIABLE, data_root
 
 #: Name of the empty folder in which tests without the marker look for measurements; a failure shows it.
 HIDDEN: Final = "hidden-from-tests-without-the-marker-shared"
+SLOW: Final = "slow"
 ABSENT: Final = f"no bulk measurements: {VARIABLE} is not set, and shared/data is not next to the checkout"
 
 #: This file has no doctests, and its module name is also that of tests/cli/conftest.py.
 collect_ignore = ["conftest.py"]
 
-hypothesis_profiles.register()
+suites.register_profiles()
+
+#: Threads of libraries would wait for each other in the processes that run tests. Their number also changes which kernels
+#: a library takes and the order of its sums.
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 _KEY: Final = "measurements"
 _PARAM: Final = type(pytest.param(None))
@@ -89,13 +96,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tell pytest that the arguments of the marker ``each`` are no fixtures."""
     for marker in metafunc.definition.iter_markers("each"):
         names = _names(marker)
-        metafunc.parametrize(names, [pytest.param(*([None] * len(names)), id=pytest.HIDDEN_PARAM)])
+        tests = [pytest.param(*([None] * len(names)), id=pytest.HIDDEN_PARAM)]
+        if "quick" in marker.kwargs:
+            tests.append(pytest.param(*([None] * len(names)), id=SLOW, marks=pytest.mark.slow))
+        metafunc.parametrize(names, tests)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Call a test with the marker ``each`` with all its values and fail with all failures; None for other tests."""
-    values = [_values(marker) for marker in pyfuncitem.iter_markers("each")]
+    markers = list(pyfuncitem.iter_markers("each"))
+    if sum("quick" in marker.kwargs for marker in markers) > 1:
+        raise TypeError("one marker each of a test may have quick values")
+    slow = markers and SLOW in pyfuncitem.callspec._idlist
+    values = [_values(marker, slow) for marker in markers]
     if not values:
         return None
     failures = []
@@ -119,10 +133,10 @@ def _names(marker: pytest.Mark) -> list[str]:
     return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
 
-def _values(marker: pytest.Mark) -> list[tuple[str, dict[str, Any]]]:
-    """Name and arguments of every value of a marker ``each``, read as ``parametrize`` reads them."""
-    names, ids = _names(marker), marker.kwargs.get("ids")
-    if unknown := set(marker.kwargs) - {"ids"}:
+def _values(marker: pytest.Mark, slow: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Name and arguments of the values of a marker ``each``, read as ``parametrize`` reads them: the slow ones or others."""
+    names, ids, quick = _names(marker), marker.kwargs.get("ids"), marker.kwargs.get("quick")
+    if unknown := set(marker.kwargs) - {"ids", "quick"}:
         raise TypeError(f"the marker each does not know {', '.join(sorted(unknown))}")
     cases = []
     for index, value in enumerate(marker.args[1]):
@@ -135,7 +149,11 @@ def _values(marker: pytest.Mark) -> list[tuple[str, dict[str, Any]]]:
         else:
             shown = [str(ids[index])]
         cases.append((str(found.id or "-".join(shown)), given))
-    return cases
+    if quick is None:
+        return cases
+    if unknown := set(quick) - {name for name, _ in cases}:
+        raise TypeError(f"the marker each has no value {', '.join(sorted(unknown))}")
+    return [(name, given) for name, given in cases if (name in quick) is not slow]
 
 
 def _shown(value: object, otherwise: str) -> str:

@@ -12,13 +12,13 @@ from fake_api import FakeApi, Run, make_estimate
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.cli.job import parse_fix, parse_limits, parse_placement
 from steptime.commands.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import UserError
 from steptime.formats.estimate_file import parse_estimate
 from steptime.formats.run_spec import RunSpec, parse_run
 from steptime.store.files import parse_toml
+from suites import examples
 
 JOB = ("--cluster", "box", "--gpus", "2048", "--global-batch", "4096")
 PLAN = ("plan", "toy", *JOB)

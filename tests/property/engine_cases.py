@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine
 from steptime.lab.published.rows import PUBLISHED
@@ -20,6 +19,7 @@ from steptime.plan.framework import COPIES, IDEAL, Framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans, broken_rules
 from steptime.plan.strategies import CORRECTED, Method, Strategy
+from suites import examples
 
 ENGINE = settings(max_examples=examples(100), derandomize=True)
 NAMES = ("1d", "context", "2d")

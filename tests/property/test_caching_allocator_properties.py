@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand_programs import MIB, step_of
-from hypothesis_profiles import examples
 from steptime.captured.graph.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.placement import place
+from suites import examples
 
 SLOW = settings(max_examples=examples(120))
 SIZES = st.one_of(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.cost.collective_algorithms import ALGORITHMS, Fabric, collective_s
 from steptime.cost.collective_schedules import double_tree_path, log2_ceil, short_chains
+from suites import examples
 
 latency = st.floats(1e-7, 1e-4)
 rate = st.floats(1e8, 1e12)

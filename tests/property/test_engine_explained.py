@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from test_engine_fitted import fitted_cases
 
 from explained_terms import differing, explained
-from hypothesis_profiles import examples
 from steptime.api.models import load_model
 from steptime.estimate import ledger
 from steptime.estimate.evaluate import evaluate
@@ -23,6 +22,7 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import CORRECTED
+from suites import examples
 
 STRATEGY = CORRECTED.strategies["1d"]
 SOME = settings(ENGINE, max_examples=examples(80))

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explained_terms import lines_of
-from hypothesis_profiles import examples
 from steptime.estimate.ledger import exposed_terms, fullest_stage, memory_terms
 from steptime.model.kinds import MIXERS, with_kinds
 from steptime.model.spec import LayerKind, ModelSpec
 from steptime.plan.strategies import CORRECTED
+from suites import examples
 
 QUICK = settings(max_examples=examples(40), derandomize=True)
 

@@ -11,7 +11,6 @@ from engine_cases import NAMES, cases, close, stacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.api.models import load_model
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
@@ -24,6 +23,7 @@ from steptime.plan.plans import COLUMNS, FULL_RECOMPUTE, RECOMPUTE_CODES, Plans,
 from steptime.plan.space import Constraint, CorrectedSpace, micro_batch_choices, panels_worth_trying, virtual_stages
 from steptime.plan.strategies import CORRECTED, Method, Strategy
 from steptime.search.planner import find
+from suites import examples
 
 SPACES = {CORRECTED: CorrectedSpace(), PUBLISHED: PublishedSpace()}
 FEW = settings(max_examples=examples(50), derandomize=True)

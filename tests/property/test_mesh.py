@@ -12,12 +12,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.errors import UserError
 from steptime.lab.calibrate.mesh import Links, Quantity, discover, read_links, synthetic
 from steptime.lab.calibrate.mesh.groups import log_partitions, partition
 from steptime.lab.calibrate.mesh.layout import find_chain
 from steptime.num import divisors
+from suites import examples
 
 SLOW = settings(max_examples=examples(25))
 KINDS = st.sampled_from(sorted(synthetic.KINDS))

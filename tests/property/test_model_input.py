@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.api.models import load_model
 from steptime.errors import UserError
 from steptime.formats.huggingface import read_huggingface
 from steptime.model import parameter_terms, read_model_toml
+from suites import examples
 
 FILES = sorted((Path(__file__).parents[1] / "data" / "huggingface").glob("*.json"))
 LAYERED = json.loads((FILES[0].parents[1] / "layered_checkpoints.json").read_text(encoding="utf-8"))

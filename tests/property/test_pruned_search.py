@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.api import plan
 from steptime.errors import UserError
 from steptime.search import bounds, ranking
+from suites import examples
 
 CLUSTERS = ("dgx-h100", "dgx-a100-80gb", "dgx-b200", "tpu-v5p-pod")
 MODELS = ("llama3.1-8b", "llama2-13b", "gpt3-175b", "mixtral-8x7b", "llama3.1-70b", "deepseek-v3")

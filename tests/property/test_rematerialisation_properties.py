@@ -11,7 +11,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.captured.fit.layout import schedule_of
 from steptime.captured.graph.segments import every, grouped
 from steptime.captured.rematerialisation.chain import (
@@ -36,6 +35,7 @@ from steptime.captured.rematerialisation.swap import (
     least_bytes,
     weigh_places,
 )
+from suites import examples
 
 times = st.floats(0.01, 10)
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.captured.ops.placement import P, R, shard
 from steptime.hardware import load_cluster
 from steptime.sharding.mesh import Mesh, mesh_on
 from steptime.sharding.reshard import costs
+from suites import examples
 
 EVERY = list(product((R, shard(0), shard(1), P), repeat=2))
 CLUSTERS = ("dgx-h100", "dgx-a100", "frontier", "h200-nvl-4", "perlmutter")

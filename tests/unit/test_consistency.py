@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.cost.data_parallel import exposed_buckets_s, push_pull_s, push_s
 from steptime.lab.replicas.consistency import (
     ASYNCHRONOUS,
@@ -24,6 +23,7 @@ from steptime.lab.replicas.consistency import (
 )
 from steptime.lab.replicas.descent import DIAMETER, descend
 from steptime.num import Array
+from suites import examples
 
 PLAIN = Cycle(forward_s=1, between_s=0, backward_s=2, pull_s=0.1, push_s=0.1, serve_pull_s=0, serve_push_s=0)
 BOUNDS = (0, 1, 3, 8, ASYNCHRONOUS)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+
+from suites import slow_except
 
 pytest_plugins = ["pytester"]
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
@@ -35,6 +38,18 @@ def test_fresh(n, tmp_path, monkeypatch, capsys):
 def test_of_nothing(n):
     pass
 """
+QUICK = """
+import pytest
+
+@pytest.mark.each("n", [1, 2, pytest.param(3, id="three")], quick=["2", "three"])
+@pytest.mark.each("m", [1, 2])
+def test_apart(n, m):
+    print(f"<{n} {m}>")
+
+@pytest.mark.each("n", [1, 2], quick=["3"])
+def test_unknown(n):
+    pass
+"""
 
 
 def test_one_test_goes_through_all_values_and_tells_what_failed(pytester: pytest.Pytester) -> None:
@@ -50,3 +65,29 @@ def test_one_test_goes_through_all_values_and_tells_what_failed(pytester: pytest
     ):  # fmt: skip
         assert line in told, line
     assert "[six" not in told and "[1-1" not in told
+
+
+@pytest.mark.parametrize(
+    ("chosen", "values", "failed"),
+    [("not slow", {"2 1", "2 2", "3 1", "3 2"}, 1), ("slow", {"1 1", "1 2"}, 1),
+     ("slow or not slow", {"1 1", "1 2", "2 1", "2 2", "3 1", "3 2"}, 2)],
+)  # fmt: skip
+def test_quick_values_and_slow_ones_are_two_tests(
+    pytester: pytest.Pytester, chosen: str, values: set[str], failed: int
+) -> None:
+    pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
+    pytester.makepyfile(QUICK)
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-m", chosen, "-rA")
+    done.assert_outcomes(passed=2 if chosen == "slow or not slow" else 1, failed=failed)
+    told = done.stdout.str()
+    assert set(re.findall(r"<(\d \d)>", told)) == values
+    assert "the marker each has no value 3" in told
+
+
+def test_slow_except() -> None:
+    made = slow_except(["a", pytest.param("b", id="bee"), "c"], "bee", "c")
+    assert [(param.values, [mark.name for mark in param.marks]) for param in made] == [
+        (("a",), ["slow"]), (("b",), []), (("c",), []),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="'b'"):
+        slow_except(["a"], "b")

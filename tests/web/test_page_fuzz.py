@@ -16,11 +16,11 @@ from page_client import JOB, client, endless
 from page_in_browser import served
 from starlette.testclient import TestClient
 
-from hypothesis_profiles import examples
 from steptime.hardware import cluster_names
 from steptime.model.known import catalogue_names
 from steptime.options import KEYS
 from steptime.web.answers import ANSWERS, CATALOGUES
+from suites import examples
 
 FEW = settings(max_examples=examples(80), suppress_health_check=list(HealthCheck))
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.captured.formats import plain_pickle, snapshot_reader
 from steptime.captured.formats.plain_pickle import NamedGlobal, PickleProblem, loads
 from steptime.captured.formats.snapshot_reader import parse_snapshot, read_snapshot
 from steptime.errors import InputFileError, UserError
+from suites import examples
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(),

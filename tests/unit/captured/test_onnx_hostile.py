@@ -12,13 +12,13 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from hypothesis_profiles import examples  # noqa: E402
 from recorded import opaque_nodes  # noqa: E402
 from steptime.captured.onnx import (  # noqa: E402
     read_onnx,
 )
 from steptime.captured.onnx.step import program_of_file  # noqa: E402
 from steptime.errors import InputFileError, UserError  # noqa: E402
+from suites import examples  # noqa: E402
 
 
 def info(name, *shape, type=TensorProto.FLOAT):

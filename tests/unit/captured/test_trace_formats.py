@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand_programs import MIB, small_step, step_of
-from hypothesis_profiles import examples
 from steptime.captured.formats.step_trace import chrome_trace, perfetto_trace, write_trace
 from steptime.captured.formats.timeline import Clock, memory_by_kind, spans
 from steptime.captured.graph import Program
@@ -23,6 +22,7 @@ from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.placement import place
 from steptime.errors import UserError
 from steptime.formats.trace import varint
+from suites import examples
 
 SECONDS = [1e-3, 2e-3, 0.0, 3e-3, 5e-4]
 SPANS = [

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypothesis_profiles import examples
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
 from steptime.hardware import Kind, cluster_names, device_names, device_within, load_cluster, load_device
 from steptime.hardware.load import MAX_BYTES
+from suites import examples
 
 DEVICE = """
 memory = "48 GB"

@@ -91,7 +91,7 @@ def test_unmarked():
 )  # fmt: skip
 def test_only_marked_tests_see_the_measurements(tmp_path, monkeypatch, present, workers, outcome):
     """With them the marked tests pass, without them they are skipped with the reason; the unmarked one always fails."""
-    for name in ("conftest.py", "hypothesis_profiles.py"):
+    for name in ("conftest.py", "suites.py"):
         shutil.copy(Path(__file__).parents[2] / name, tmp_path)
     (tmp_path / "test_a.py").write_text(TESTS)
     (tmp_path / "nothing_beside.py").write_text("import steptime.lab.data_root as m\nm._CHECKOUT = m.Path('/none')\n")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import SERVED, UNEQUAL, table_of
 
-from hypothesis_profiles import examples
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, ActionTable, Kind
 from steptime.schedule.actions import COLUMNS, MESSAGES
 from steptime.simulation.legality import check
 from steptime.simulation.messages import with_messages
+from suites import examples
 
 PIPELINES = st.sampled_from([(name, each) for name, served in SERVED.items() for each in served])
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from naive_player import Player
 
 from event_player import Key, neighbour, order_of, order_of_zero_bubble, played
-from hypothesis_profiles import examples
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, ActionTable
 from steptime.schedule.actions import Kind
@@ -32,6 +31,7 @@ from steptime.simulation.simulate import (
     total,
     two_streams,
 )
+from suites import examples
 
 EQUAL = Durations(forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0)
 TOGETHER = (longest, total, two_streams, lambda most, every, collectives: 0.7 * every)
