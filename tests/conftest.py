@@ -1,12 +1,14 @@
-"""The markers ``shared`` and ``each``. Those of the default suite, and ``slow``, are described in ``suites.py``.
+"""The markers ``shared``, ``each`` and ``quick``.
 
 ``shared``: tests that carry it see the bulk measurements or are skipped, all other tests do not see them. The bulk
 measurements lie outside the repository, and a clone may lack them. A test without the marker runs as in such a clone:
 where it needs the measurements, it fails, whether or not they are here.
 
 ``each``: written as ``parametrize`` is, but one test goes through all values, and its failure shows every value that
-failed. Each value has its own ``monkeypatch``, ``tmp_path`` and ``capsys``; values share the other fixtures. Where the
-marker names ``quick`` values, the others are in a second test, which is slow.
+failed. Each value has its own ``monkeypatch``, ``tmp_path`` and ``capsys``; values share the other fixtures.
+
+``quick``: names, by their ids, the values that the default suite takes of a test with ``parametrize`` or ``each``; the
+others are slow. Those of ``each`` are then two tests.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ collect_ignore = ["conftest.py"]
 
 suites.register_profiles()
 
-#: Threads of libraries would wait for each other in the processes that run tests. Their number also changes which kernels
-#: a library takes and the order of its sums.
+#: Threads of libraries would wait for each other in the processes that run tests. Their number also changes the kernels
+#: that a library takes and the order of its sums.
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
@@ -92,39 +94,49 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         os.environ[VARIABLE] = str(item.config.stash[_hidden])
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tell pytest that the arguments of the marker ``each`` are no fixtures."""
-    for marker in metafunc.definition.iter_markers("each"):
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Tell pytest that the arguments of the marker ``each`` are no fixtures; values that are not quick are slow."""
+    quick = metafunc.definition.get_closest_marker("quick")
+    each = list(metafunc.definition.iter_markers("each"))
+    for marker in each:
         names = _names(marker)
         tests = [pytest.param(*([None] * len(names)), id=pytest.HIDDEN_PARAM)]
-        if "quick" in marker.kwargs:
+        if quick and marker is each[0]:
             tests.append(pytest.param(*([None] * len(names)), id=SLOW, marks=pytest.mark.slow))
         metafunc.parametrize(names, tests)
+    yield
+    if quick and not each:
+        ids = [call.id for call in metafunc._calls]
+        if unknown := set(quick.args) - set(ids):
+            raise TypeError(f"{metafunc.definition.nodeid}: the marker quick names {sorted(unknown)}; there are {ids}")
+        for call in metafunc._calls:
+            if call.id not in quick.args:
+                call.marks.append(pytest.mark.slow.mark)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Call a test with the marker ``each`` with all its values and fail with all failures; None for other tests."""
-    markers = list(pyfuncitem.iter_markers("each"))
-    if sum("quick" in marker.kwargs for marker in markers) > 1:
-        raise TypeError("one marker each of a test may have quick values")
-    slow = markers and SLOW in pyfuncitem.callspec._idlist
-    values = [_values(marker, slow) for marker in markers]
+    values = [_values(marker) for marker in pyfuncitem.iter_markers("each")]
     if not values:
         return None
+    every = [("-".join(name for name, _ in cases), cases) for cases in itertools.product(*values)]
+    assert every, "no value to go through"
+    if quick := pyfuncitem.get_closest_marker("quick"):
+        if unknown := set(quick.args) - {name for name, _ in every}:
+            raise TypeError(f"the marker quick names {sorted(unknown)}; there are {[name for name, _ in every]}")
+        slow = SLOW in pyfuncitem.callspec._idlist
+        every = [(name, cases) for name, cases in every if (name in quick.args) is not slow]
     failures = []
-    n_values = 0
-    for cases in itertools.product(*values):
-        n_values += 1
-        name = "-".join(name for name, _ in cases)
+    for n, (name, cases) in enumerate(every, 1):
         given = {argument: value for _, case in cases for argument, value in case.items()}
         try:
-            _call(pyfuncitem, given, n_values)
+            _call(pyfuncitem, given, n)
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
             failures.append(f"[{name}] {_told(error, pyfuncitem.path)}")
-    assert n_values, "no value to go through"
     if failures:
-        pytest.fail("\n\n".join([f"{len(failures)} of {n_values} values failed", *failures]), pytrace=False)
+        pytest.fail("\n\n".join([f"{len(failures)} of {len(every)} values failed", *failures]), pytrace=False)
     return True
 
 
@@ -133,10 +145,10 @@ def _names(marker: pytest.Mark) -> list[str]:
     return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
 
-def _values(marker: pytest.Mark, slow: bool) -> list[tuple[str, dict[str, Any]]]:
-    """Name and arguments of the values of a marker ``each``, read as ``parametrize`` reads them: the slow ones or others."""
-    names, ids, quick = _names(marker), marker.kwargs.get("ids"), marker.kwargs.get("quick")
-    if unknown := set(marker.kwargs) - {"ids", "quick"}:
+def _values(marker: pytest.Mark) -> list[tuple[str, dict[str, Any]]]:
+    """Name and arguments of every value of a marker ``each``, read as ``parametrize`` reads them."""
+    names, ids = _names(marker), marker.kwargs.get("ids")
+    if unknown := set(marker.kwargs) - {"ids"}:
         raise TypeError(f"the marker each does not know {', '.join(sorted(unknown))}")
     cases = []
     for index, value in enumerate(marker.args[1]):
@@ -149,11 +161,7 @@ def _values(marker: pytest.Mark, slow: bool) -> list[tuple[str, dict[str, Any]]]
         else:
             shown = [str(ids[index])]
         cases.append((str(found.id or "-".join(shown)), given))
-    if quick is None:
-        return cases
-    if unknown := set(quick) - {name for name, _ in cases}:
-        raise TypeError(f"the marker each has no value {', '.join(sorted(unknown))}")
-    return [(name, given) for name, given in cases if (name in quick) is not slow]
+    return cases
 
 
 def _shown(value: object, otherwise: str) -> str:

@@ -1,15 +1,14 @@
 """What the default suite leaves to the whole one: slow tests, and most examples of properties.
 
-``scripts/test`` runs the tests without the marker ``slow``, in hypothesis' profile ``quick``; ``scripts/test --all`` runs
-all, in the profile ``thorough``. Every family of slow tests has a small case that is not slow.
+``scripts/test`` takes the tests without the marker ``slow`` and the profile ``quick`` of hypothesis; ``scripts/test --all``
+takes all tests and the profile ``thorough``. Every family of slow tests has a small case that is not slow: another test,
+or the values that the marker ``quick`` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-import pytest
 from hypothesis import HealthCheck, settings
 
 #: Examples of a property that states no count of its own, by profile.
@@ -39,18 +38,3 @@ def examples(thorough: int) -> int:
     """
     share = settings().max_examples / PROFILES["thorough"]
     return max(min(LEAST, thorough), round(thorough * share))
-
-
-def slow_except(values: Iterable[Any], *quick: Any) -> list[Any]:
-    """The values of ``parametrize``, of which all but some are slow.
-
-    Args:
-        values: names and numbers, or ``pytest.param``, which is known by its ``id``.
-        quick: the values that the default suite takes; each of them is one of ``values``.
-    """
-    params = [value if isinstance(value, type(pytest.param(None))) else pytest.param(value) for value in values]
-    known = [param.id or param.values[0] for param in params]
-    if unknown := [value for value in quick if value not in known]:
-        raise ValueError(f"{unknown} are none of {known}")
-    marks = [[] if name in quick else [pytest.mark.slow] for name in known]
-    return [pytest.param(*p.values, id=p.id, marks=[*p.marks, *more]) for p, more in zip(params, marks, strict=True)]

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from suites import slow_except
-
 pytest_plugins = ["pytester"]
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 TESTS = """
@@ -41,14 +39,22 @@ def test_of_nothing(n):
 QUICK = """
 import pytest
 
-@pytest.mark.each("n", [1, 2, pytest.param(3, id="three")], quick=["2", "three"])
+@pytest.mark.quick("1-2", "2-2", "1-three", "2-three")
+@pytest.mark.each("n", [1, 2, pytest.param(3, id="three")])
 @pytest.mark.each("m", [1, 2])
 def test_apart(n, m):
     print(f"<{n} {m}>")
 
-@pytest.mark.each("n", [1, 2], quick=["3"])
+@pytest.mark.quick("1")
+@pytest.mark.each("n", [2])
 def test_unknown(n):
     pass
+
+@pytest.mark.quick("x-b", "y-b")
+@pytest.mark.parametrize("n", ["a", "b"])
+@pytest.mark.parametrize("m", ["x", "y"])
+def test_of_parametrize(n, m):
+    print(f"<{m} {n}>")
 """
 
 
@@ -68,26 +74,23 @@ def test_one_test_goes_through_all_values_and_tells_what_failed(pytester: pytest
 
 
 @pytest.mark.parametrize(
-    ("chosen", "values", "failed"),
-    [("not slow", {"2 1", "2 2", "3 1", "3 2"}, 1), ("slow", {"1 1", "1 2"}, 1),
-     ("slow or not slow", {"1 1", "1 2", "2 1", "2 2", "3 1", "3 2"}, 2)],
+    ("chosen", "values", "passed"),
+    [("not slow", {"2 1", "2 2", "3 1", "3 2", "x b", "y b"}, 3), ("slow", {"1 1", "1 2", "x a", "y a"}, 3)],
 )  # fmt: skip
-def test_quick_values_and_slow_ones_are_two_tests(
-    pytester: pytest.Pytester, chosen: str, values: set[str], failed: int
+def test_quick_values_and_slow_ones_are_apart(
+    pytester: pytest.Pytester, chosen: str, values: set[str], passed: int
 ) -> None:
     pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
     pytester.makepyfile(QUICK)
     done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-m", chosen, "-rA")
-    done.assert_outcomes(passed=2 if chosen == "slow or not slow" else 1, failed=failed)
+    done.assert_outcomes(passed=passed, failed=1, deselected=4)
     told = done.stdout.str()
-    assert set(re.findall(r"<(\d \d)>", told)) == values
-    assert "the marker each has no value 3" in told
+    assert set(re.findall(r"<(\w \w)>", told)) == values
+    assert "the marker quick names ['1']; there are ['2']" in told
 
 
-def test_slow_except() -> None:
-    made = slow_except(["a", pytest.param("b", id="bee"), "c"], "bee", "c")
-    assert [(param.values, [mark.name for mark in param.marks]) for param in made] == [
-        (("a",), ["slow"]), (("b",), []), (("c",), []),
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="'b'"):
-        slow_except(["a"], "b")
+def test_a_quick_value_that_is_none_is_an_error(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
+    pytester.makepyfile(QUICK.replace('"x-b"', '"x-c"'))
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist")
+    assert done.ret and "the marker quick names ['x-c']; there are ['x-a', 'x-b', 'y-a', 'y-b']" in done.stdout.str()
