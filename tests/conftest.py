@@ -8,7 +8,7 @@ where it needs the measurements, it fails, whether or not they are here.
 failed. Each value has its own ``monkeypatch``, ``tmp_path`` and ``capsys``; values share the other fixtures.
 
 ``quick``: names, by their ids, the values that the default suite takes of a test with ``parametrize`` or ``each``; the
-others are slow. Those of ``each`` are then two tests.
+others are slow. Those of ``each`` are then two tests. ``without`` names the slow ones instead.
 """
 
 from __future__ import annotations
@@ -107,11 +107,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
         metafunc.parametrize(names, tests)
     yield
     if quick and not each:
-        ids = [call.id for call in metafunc._calls]
-        if unknown := set(quick.args) - set(ids):
-            raise TypeError(f"{metafunc.definition.nodeid}: the marker quick names {sorted(unknown)}; there are {ids}")
+        chosen = _quick(quick, [call.id for call in metafunc._calls])
         for call in metafunc._calls:
-            if call.id not in quick.args:
+            if call.id not in chosen:
                 call.marks.append(pytest.mark.slow.mark)
 
 
@@ -124,10 +122,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     every = [("-".join(name for name, _ in cases), cases) for cases in itertools.product(*values)]
     assert every, "no value to go through"
     if quick := pyfuncitem.get_closest_marker("quick"):
-        if unknown := set(quick.args) - {name for name, _ in every}:
-            raise TypeError(f"the marker quick names {sorted(unknown)}; there are {[name for name, _ in every]}")
-        slow = SLOW in pyfuncitem.callspec._idlist
-        every = [(name, cases) for name, cases in every if (name in quick.args) is not slow]
+        chosen, slow = _quick(quick, [name for name, _ in every]), SLOW in pyfuncitem.callspec._idlist
+        every = [(name, cases) for name, cases in every if (name in chosen) is not slow]
     failures = []
     for n, (name, cases) in enumerate(every, 1):
         given = {argument: value for _, case in cases for argument, value in case.items()}
@@ -138,6 +134,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if failures:
         pytest.fail("\n\n".join([f"{len(failures)} of {len(every)} values failed", *failures]), pytrace=False)
     return True
+
+
+def _quick(marker: pytest.Mark, ids: list[str]) -> set[str]:
+    """Which values of a test a marker ``quick`` means: those that it names, or all without those that it names."""
+    without = marker.kwargs.get("without", ())
+    if unknown := {*marker.args, *without} - set(ids):
+        raise TypeError(f"the marker quick names {sorted(unknown)}; there are {ids}")
+    return set(marker.args or ids) - set(without)
 
 
 def _names(marker: pytest.Mark) -> list[str]:

@@ -1,8 +1,8 @@
 """What the default suite leaves to the whole one: slow tests, and most examples of properties.
 
-``scripts/test`` takes the tests without the marker ``slow`` and the profile ``quick`` of hypothesis; ``scripts/test --all``
-takes all tests and the profile ``thorough``. Every family of slow tests has a small case that is not slow: another test,
-or the values that the marker ``quick`` names.
+``scripts/test`` takes the tests without the marker ``slow``, and the profile ``quick`` of hypothesis; ``scripts/test
+--all`` takes all tests, and the profile ``thorough``. Every family of slow tests has a small case that is not slow:
+another test, or the values that the marker ``quick`` names.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_apart(n, m):
 def test_unknown(n):
     pass
 
-@pytest.mark.quick("x-b", "y-b")
+@pytest.mark.quick(without=["x-a", "y-a"])
 @pytest.mark.parametrize("n", ["a", "b"])
 @pytest.mark.parametrize("m", ["x", "y"])
 def test_of_parametrize(n, m):
@@ -91,6 +91,6 @@ def test_quick_values_and_slow_ones_are_apart(
 
 def test_a_quick_value_that_is_none_is_an_error(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
-    pytester.makepyfile(QUICK.replace('"x-b"', '"x-c"'))
+    pytester.makepyfile(QUICK.replace('"x-a"', '"x-c"'))
     done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist")
     assert done.ret and "the marker quick names ['x-c']; there are ['x-a', 'x-b', 'y-a', 'y-b']" in done.stdout.str()
