@@ -265,6 +265,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(KEYS | st.text(max_size=5), VALUES, max_size=6))
 @example({"model": "a\0/b"})
 @example({"model": "/" * 5000})

@@ -158,6 +158,7 @@ def test_every_explained_term_has_formula_and_source() -> None:
     assert sum(line.startswith("  steptime.cost.") for line in lines) == len(terms)
 
 
+@pytest.mark.quick(without=["args1-tp 7 does not divide 512 devices"])
 @pytest.mark.parametrize(
     ("args", "advice"),
     [

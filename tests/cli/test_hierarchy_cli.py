@@ -28,6 +28,7 @@ REPORTS = (
 )
 
 
+@pytest.mark.quick("60")
 @pytest.mark.each("columns", [60, 80, 200])
 def test_reports_fit_every_width(columns: int) -> None:
     for arguments in REPORTS:

@@ -58,6 +58,7 @@ def test_json_has_what_the_api_returns(run, model):
     assert any(row["applied"] and row["name"] == "common factor" for row in document["rewrites"])
 
 
+@pytest.mark.slow
 def test_an_onnx_file_that_was_written_is_read_again(run, model, tmp_path):
     path = str(tmp_path / "net.onnx")
     assert run("rewrite", model("net"), "--device", "h100-sxm", "-o", path).exit_code == 0

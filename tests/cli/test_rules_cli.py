@@ -43,6 +43,7 @@ def run(*args: object, code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_the_list_has_every_rule_with_its_proofs() -> None:
     found = json.loads(run("--json"))
     assert found["schema_version"] and found["provenance"]["seed"]

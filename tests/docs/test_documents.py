@@ -17,6 +17,9 @@ TOGETHER = tuple(path for path in DOCUMENTS if path.name in ("README.md", "fit.m
 ALONE = tuple((path,) for path in DOCUMENTS if path not in TOGETHER)
 
 
+@pytest.mark.quick(
+    without=["README,fit", "captured", "hierarchy", "iterate", "networks", "plots", "rewrite", "score", "sharding"]
+)
 @pytest.mark.parametrize("documents", [TOGETHER, *ALONE], ids=lambda paths: ",".join(path.stem for path in paths))
 def test_blocks_run_and_print_what_is_shown(documents: tuple[Path, ...], tmp_path: Path) -> None:
     for document in documents:

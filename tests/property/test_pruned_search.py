@@ -127,6 +127,7 @@ def _on_a_machine(job, folder):
     return job
 
 
+@pytest.mark.quick("llama3.1-8b")
 @pytest.mark.parametrize("model", ["llama3.1-8b", "mixtral-8x7b"])
 def test_no_search_changes_what_a_later_one_finds(tmp_path, model):
     """Jobs of which each differs from the first in one thing, after all others against alone."""

@@ -87,6 +87,7 @@ def one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.quick("gpt fp32 foreach adamw", "gru")
 @pytest.mark.each("name", CASES)
 def test_predicted_peak_is_that_of_the_tensors(name: str) -> None:
     build, dtype, optimizer, autocast = CASES[name]

@@ -95,6 +95,7 @@ def told(status: int, text: str, asked: object) -> None:
         assert document["error"]["message"].strip(), asked
 
 
+@pytest.mark.slow
 @FEW
 @given(question=st.sampled_from(sorted(ANSWERS)), body=bodies)
 def test_questions(page: TestClient, question: str, body: Any) -> None:

@@ -68,6 +68,7 @@ def same(a: Program, b: Program) -> None:
     assert records[0] == records[1]
 
 
+@pytest.mark.quick("True-adamw", "False-sgd-momentum")
 @pytest.mark.each("optimizer", ["adamw", "adamw-loop", "adamw-fused", "sgd-momentum", "adagrad", "rmsprop", None])
 @pytest.mark.each("keep", [True, False])
 def test_folded_is_the_whole(optimizer: str | None, keep: bool) -> None:
@@ -116,6 +117,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "
 DEEP = {**SMALL, "num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 16}
 
 
+@pytest.mark.quick(without=["llama-settings0-model.layers.0-6"])
 @pytest.mark.parametrize(
     ("name", "settings", "run"),
     [

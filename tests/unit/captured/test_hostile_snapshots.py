@@ -104,6 +104,7 @@ def test_a_memo_far_away_takes_no_memory() -> None:
     assert loads(b"\x80\x04Nr" + struct.pack("<I", 2**32 - 1) + b"j" + struct.pack("<I", 2**32 - 1) + b".") is None
 
 
+@pytest.mark.slow
 def test_nesting_and_doubling_end() -> None:
     deep = loads(b"\x80\x04" + b"]" * 300_000 + b"a" * 299_999 + b".")
     assert isinstance(deep, list)

@@ -124,6 +124,7 @@ def count(tensors):
     return sum(tensor.numel() for tensor in tensors)
 
 
+@pytest.mark.quick("Language-folded-False", "Language-kept-True", "Shared-whole-False")
 @pytest.mark.each(
     ("made", "form", "half"),
     [

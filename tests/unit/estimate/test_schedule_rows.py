@@ -77,6 +77,7 @@ def played_s(row: Schedule, pipeline: Pipeline, last_s: float = 0.0) -> float:
     return spans_s[0] if row.synchronous else spans_s[1] - spans_s[0]
 
 
+@pytest.mark.quick(without=["searched"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_step_of_equal_stages(name: str) -> None:
     """Exact where the row says so, whatever the passes take."""

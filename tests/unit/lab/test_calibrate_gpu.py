@@ -27,6 +27,7 @@ from steptime.lab.measured.canonical import device_name
 # --- against a public profile
 
 
+@pytest.mark.slow
 def test_residuals_against_a_public_profile(tmp_path: Path) -> None:
     fitted = profile.fit(HOST, measured(TODO), [], None, "2026-01-01")
     found = comparison.compare(fitted, "h100-sxm", "cuda_graph_p25")
@@ -144,6 +145,7 @@ def fitted_gpu() -> profile.Fitted:
     return profile.fit(GPU, [*found, *launched], [], None, "2026-01-01")
 
 
+@pytest.mark.slow
 def test_the_host_and_the_copy_engine_are_not_taken_for_the_device() -> None:
     """As an H100 behind a slow host: 600 us to issue anything, and copies slower than kernels."""
     device = fitted_gpu().device

@@ -156,6 +156,7 @@ def test_roofline_model_splits_the_points() -> None:
 # --- the files
 
 
+@pytest.mark.slow
 def test_profile_is_a_cluster_of_every_command(tmp_path: Path) -> None:
     mesh = Mesh(nodes=1, local=4)
     fitted = profile.fit(HOST, measured(TODO, 0.02), timed(mesh), mesh, "2026-01-01")
@@ -194,6 +195,7 @@ def test_a_measured_device_says_what_it_is(tmp_path: Path, device: str, torch: s
     assert found.vendor == vendor and found.is_host == (device == "cpu")
 
 
+@pytest.mark.slow
 def test_two_nodes_give_two_levels() -> None:
     mesh = Mesh(nodes=2, local=2)
     fitted = profile.fit(HOST, measured(FEW), timed(mesh), mesh, "2026-01-01")
@@ -275,6 +277,7 @@ class StopError(Exception):
     """Stands for Ctrl-C, which pytest itself would catch."""
 
 
+@pytest.mark.slow
 @torch_needed
 def test_interrupt_and_resume(small: None, tmp_path: Path) -> None:
     request = session.Request(out=tmp_path / "m.toml")
@@ -303,6 +306,7 @@ def test_interrupt_and_resume(small: None, tmp_path: Path) -> None:
     assert [r["key"] for r in read_journal(journal).records] == [*keys, "dtypes"]
 
 
+@pytest.mark.slow
 @torch_needed
 def test_command_prints_one_document_or_a_report(
     small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -332,6 +336,7 @@ def test_journal_of_another_machine_is_refused(small: None, tmp_path: Path) -> N
         session.calibrate(request, lambda done, total: None)
 
 
+@pytest.mark.slow
 @torch_needed
 def test_a_rank_that_dies_loses_nothing(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []

@@ -370,6 +370,7 @@ def test_weight_of_what_fits():
     assert fit_weight(3.0, 1.0) == 0.002 < fit_weight(1.1, 1.0) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_every_shared_row_has_settings():
     for run in read_runs(require_data("measured_training.csv.gz")).runs[::7]:

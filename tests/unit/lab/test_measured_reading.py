@@ -359,6 +359,7 @@ def everything() -> Reading:
     return read_runs(require_data("measured_training.csv.gz"))
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_nine_of_ten_shared_rows_are_read(everything: Reading):
     usable, lost = len(everything.timed), sum(s.measured for s in everything.skipped)

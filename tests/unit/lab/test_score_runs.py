@@ -62,6 +62,7 @@ def test_every_row_is_scored_or_has_a_reason():
     assert sum(part["rows"] for part in found["memory"]["by_definition"].values()) == 3
 
 
+@pytest.mark.slow
 def test_groups_add_up(published: RunScore):
     found = published.to_json()
     for name in ("by_source", "by_gpu", "by_scale", "by_dtype", "by_kind"):
@@ -94,6 +95,7 @@ def test_the_band_holds_the_error_that_a_row_states():
     assert widths[1] / widths[0] == pytest.approx(np.hypot(deviation, np.log(1.4) / 1.6449) / deviation, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_whose_framework_is_not_told_is_predicted_by_the_common_values(published: RunScore):
     untold = score_runs(PUBLISHED, named=False)
     assert untold.how["framework"] == "not named" and len(untold.scored) == len(published.scored)
@@ -109,6 +111,7 @@ def test_a_run_whose_framework_is_not_told_is_predicted_by_the_common_values(pub
     )
 
 
+@pytest.mark.slow
 def test_a_row_is_not_predicted_by_a_fit_to_itself():
     """Ten times slower, a source moves predictions of its own rows if it is in the fit, and not if it is left out."""
     rows = of_sources("sc21", "zero-bubble")
@@ -126,6 +129,7 @@ def test_a_row_is_not_predicted_by_a_fit_to_itself():
         assert before.to_json()["seen_by_the_fit"] == 0
 
 
+@pytest.mark.quick("each")
 @pytest.mark.parametrize("split", ["each", "model", "source_and_model"])
 def test_every_run_is_left_out_once(split: str):
     rows = of_sources("sc21", "korthikanti", "mt-nlg")

@@ -96,6 +96,7 @@ def test_every_figure_of_others_has_its_source() -> None:
     assert {target.split for target in TARGETS} <= set(WAYS)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_board_has(board: Board) -> None:
     text = page(board)
     assert f"`{frameworks_digest()}`" in text and all(way.title in text for way in WAYS.values())

@@ -96,6 +96,7 @@ def test_text_from_outside_stays_text(tmp_path):
     assert "<script>" not in text and "\x1b" not in text
 
 
+@pytest.mark.slow
 def test_what_a_chart_takes_can_be_drawn(tmp_path):
     rng, made = random.Random(1), 0
     for kind, data in FULL.items():

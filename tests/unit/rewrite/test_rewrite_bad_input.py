@@ -77,6 +77,7 @@ def stored(tmp_path):
     return onnx, onnx_model(found.flow, found.weights()), tmp_path / "model.onnx"
 
 
+@pytest.mark.quick(without=["dims3"])
 @pytest.mark.parametrize("dims", [None, {"tokens": 4}, {"batch": 0}, {"batch": -1}])
 def test_open_sizes_are_refused_by_name_unless_given(dims, tmp_path):
     _, model, path = stored(tmp_path)

@@ -105,6 +105,7 @@ def checked(found: Simulation) -> Spent:
     return causes
 
 
+@pytest.mark.slow
 @given(
     drawn=tables(), together=st.integers(0, 3), overlap=st.booleans(), buffers=st.sampled_from([None, 2, 4]),
     shared=st.booleans(), ahead=st.integers(0, 2),

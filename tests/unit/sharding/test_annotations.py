@@ -119,6 +119,7 @@ def test_nothing_annotated_on_an_axis_leaves_it_replicated():
     assert all(sharding[1] == R for way in chosen(found.choice) for sharding in (*way.inputs, *way.outputs))
 
 
+@pytest.mark.slow
 def test_the_solver_keeps_annotations_and_is_no_slower_than_propagation():
     annotate = ("tokens.weight=R S(0)", "blocks.*.mlp.0.weight=R S(0)", "input.*=S(0) R")
     free = planned(problem())
@@ -129,6 +130,7 @@ def test_the_solver_keeps_annotations_and_is_no_slower_than_propagation():
     assert given is not None and (spread.choice == given.choice).all() and spread.bound_s == 0
 
 
+@pytest.mark.slow
 def test_what_is_annotated_stays_where_another_sharding_of_the_one_tensor_is_faster():
     """A step with overlap goes on by changes of one item: none of them changes what is given."""
     annotate = ("tokens.weight=S(0) S(0)", "norm.weight=S(0) R")
@@ -137,6 +139,7 @@ def test_what_is_annotated_stays_where_another_sharding_of_the_one_tensor_is_fas
     assert text_of(solved.parameters["norm.weight"]) == "S(0) R"
 
 
+@pytest.mark.slow
 def test_a_layout_leaves_other_axes_to_the_solver():
     solved, given = completed(problem(), Directions(layout="batch:data"))
     spread, _ = completed(problem(), Directions(layout="batch:data", complete="propagate"))

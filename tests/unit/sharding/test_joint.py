@@ -126,6 +126,7 @@ def test_a_parameter_of_two_units_is_on_both_stages(flow):
     assert (units.boundary_bytes[1:] == 8 * 64 * 128 * 4).all()
 
 
+@pytest.mark.slow
 def test_four_stages(four):
     assert [stage.blocks for stage in four.stages] == [2, 2, 2, 2]
     assert [stage.in_flight for stage in four.stages] == [4, 3, 2, 1]
@@ -150,6 +151,7 @@ def test_a_record_and_a_report(four, capsys):
     assert "blocks.2 to" in text and "0 of 2" in text
 
 
+@pytest.mark.slow
 def test_blocks_run_again_where_memory_is_short(cluster, four):
     limit = 0.75 * max(stage.memory_bytes for stage in four.stages)
     tight = joint(TINY, cluster, stages=4, memory_bytes=limit, **FEW)
@@ -176,6 +178,7 @@ def test_slower_devices_get_fewer_blocks(cluster):
     assert max(blocks["slow"]) < min(blocks["usual"]) and sum(map(sum, blocks.values())) == 12
 
 
+@pytest.mark.slow
 def test_several_stages_a_rank(cluster):
     found = joint(TINY, cluster, stages=8, **{**FEW, "schedules": ("interleaved",)})
     assert joint(TINY, cluster, **{**FEW, "schedules": ("interleaved",)}).step_s <= found.step_s
@@ -190,6 +193,7 @@ def test_more_stages_than_units(cluster):
         joint(TINY, cluster, stages=40, **FEW)
 
 
+@pytest.mark.slow
 def test_too_little_memory_names_the_stage(cluster):
     with pytest.raises(UserError, match=r"stage \d of \d \(.*\) on .* needs .* MiB of 977 KiB"):
         joint(TINY, cluster, memory_bytes=1e6, **FEW)
@@ -214,6 +218,7 @@ def test_one_unit(cluster, tmp_path):
         joint(f"{file}:plain", cluster, stages=2, **FEW)
 
 
+@pytest.mark.slow
 def test_replicas_on_any_number_of_devices(cluster, monkeypatch):
     # Servers of one device, as some of arXiv 1806.03377: convolutions on 3 of them, dense layers on the last.
     servers = load_cluster("v100-pcie-8")
@@ -241,6 +246,7 @@ def apart():
     return replace(servers, name="apart", levels=(replace(node, devices=1), network))
 
 
+@pytest.mark.slow
 def test_software_that_overlaps_nothing_overlaps_nothing(cluster):
     given = {**FEW, "framework": "megatron-2021", "stages": 1}
     assert joint(TINY, cluster, **given).step_s == joint(TINY, cluster, **given, overlaps=False).step_s
@@ -269,6 +275,7 @@ def test_two_towers_are_branches_until_they_meet(cluster):
 TWO = {**FEW, "gpus": 2, "global_batch": 64, "micro_batches": (64,)}
 
 
+@pytest.mark.slow
 def test_towers_on_different_devices_where_links_are_slow(apart, monkeypatch, capsys):
     found = joint(TOWERS, apart, **TWO)
     assert [(stage.name, stage.units[0], stage.first_device) for stage in found.stages] == [

@@ -113,6 +113,7 @@ def test_rows_are_those_of_an_estimate(tmp_path: Path) -> None:
     assert [row["training_band_low_days"], row["training_band_high_days"]] == e.training["training_band_days"]
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     """1,000 points, eight SIGKILLs of the process that commits; its workers die with it."""
     path = tmp_path / "killed.toml"
@@ -124,6 +125,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) 
     assert tables(found, tmp_path / "killed") == tables(found, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_killed_within_a_commit(small: tuple[Path, Study], whole: Tables, tmp_path: Path) -> None:
     path, found = small
     driver(path, tmp_path / "s", "steps")
@@ -136,6 +138,7 @@ def test_killed_within_a_commit(small: tuple[Path, Study], whole: Tables, tmp_pa
         assert tables(found, store) == whole, step
 
 
+@pytest.mark.slow
 def test_runs_at_once_all_end_with_everything(small: tuple[Path, Study], whole: Tables, tmp_path: Path) -> None:
     path, found = small
     computed: list[int] = []
@@ -181,6 +184,7 @@ def changed(store: Path, sql: str) -> None:
         database.execute(sql)
 
 
+@pytest.mark.quick("5")
 @pytest.mark.each("rows", ["substr(rows, 1, 100)", "cast(substr(rows, 1, 200) || 'x' || substr(rows, 202) as blob)", 5])
 def test_damaged_rows_are_found_reported_and_computed_again(
     rows: object, small: tuple[Path, Study], whole: Tables, tmp_path: Path
@@ -228,6 +232,7 @@ def full_disk(patch: pytest.MonkeyPatch, size: int) -> None:
     patch.setattr(store_module.sqlite3, "connect", connect)
 
 
+@pytest.mark.quick("full_file")
 @pytest.mark.each("fill", [full_file, full_disk])
 def test_a_full_disk_loses_nothing(
     fill: Any, small: tuple[Path, Study], whole: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -262,6 +267,7 @@ def _dies(points: Any) -> Any:
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_a_lost_worker_loses_nothing(
     small: tuple[Path, Study], whole: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

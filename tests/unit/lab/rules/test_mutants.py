@@ -99,6 +99,7 @@ def test_thresholds_of_an_index_of_two_images():
     assert {("j", "1"), ("j", "h+1"), ("i", "1"), ("i", "0")} <= points
 
 
+@pytest.mark.slow
 def test_zero_rows_and_boxes_make_it_exact_and_too_few_zero_rows_do_not():
     mutant = n2h(Convolution(pad=1))
     by = {each.correction: each for each in corrected(Convolution(pad=1), boxes=True) if each.path == str(mutant)}
@@ -207,6 +208,7 @@ def test_dilated_convolutions_gain_on_v100_what_pet_published_and_nothing_on_cpu
     assert next(step.name for step in found.steps if step.applied and not step.tidy) == "dilated chain: space to batch"
 
 
+@pytest.mark.slow
 def test_the_search_over_parts_takes_the_chain_on_v100():
     module, inputs = csrnet_back()
     flow = traced(lambda m, x: m.f(x), *inputs, f=module).flow
@@ -239,6 +241,7 @@ def test_a_geometry_that_is_none_is_refused():
     assert parsed("matmul(x, w)") is product(batched=True).source
 
 
+@pytest.mark.slow
 def test_programs_that_fill_and_crop_are_proved_for_all_sizes_by_cases():
     """Blocks need their halo rows for it: without them, or with one too few, the proof does not close."""
     given = Convolution(kernel=(3, 3), pad=1)

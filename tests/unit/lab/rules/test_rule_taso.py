@@ -31,6 +31,7 @@ def test_the_extract_is_split_into_wrong_and_proved() -> None:
     assert numbers(verdicts, "proved") == every - WRONG
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_exactly_the_wrong_ones_of_all_are_flagged_and_the_rest_is_proved_for_all_sizes() -> None:
     verdicts = certified(taso.read(require_data("taso_substitutions.json")), proved_axioms())
