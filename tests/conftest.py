@@ -8,7 +8,8 @@ where it needs the measurements, it fails, whether or not they are here.
 failed. Each value has its own ``monkeypatch``, ``tmp_path`` and ``capsys``; values share the other fixtures.
 
 ``quick``: names, by their ids, the values that the default suite takes of a test with ``parametrize`` or ``each``; the
-others are slow. Those of ``each`` are then two tests. ``without`` names the slow ones instead.
+others are slow. Those of ``each`` are then two tests. Instead, ``without`` names the slow ones; ``every=n`` takes one
+value of ``n``.
 """
 
 from __future__ import annotations
@@ -137,11 +138,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _quick(marker: pytest.Mark, ids: list[str]) -> set[str]:
-    """Which values of a test a marker ``quick`` means: those that it names, or all without those that it names."""
-    without = marker.kwargs.get("without", ())
-    if unknown := {*marker.args, *without} - set(ids):
+    """Which values of a test a marker ``quick`` means: those that it names, all without some, or every nth."""
+    names, without = set(marker.args), set(marker.kwargs.get("without", ()))
+    if unknown := (names | without) - set(ids):
         raise TypeError(f"the marker quick names {sorted(unknown)}; there are {ids}")
-    return set(marker.args or ids) - set(without)
+    return (names or set(ids[:: marker.kwargs.get("every", 1)])) - without
 
 
 def _names(marker: pytest.Mark) -> list[str]:

@@ -45,6 +45,11 @@ import pytest
 def test_apart(n, m):
     print(f"<{n} {m}>")
 
+@pytest.mark.quick(every=2)
+@pytest.mark.parametrize("n", ["u", "v", "w"])
+def test_every_second(n):
+    print(f"<e {n}>")
+
 @pytest.mark.quick("1")
 @pytest.mark.each("n", [2])
 def test_unknown(n):
@@ -74,16 +79,19 @@ def test_one_test_goes_through_all_values_and_tells_what_failed(pytester: pytest
 
 
 @pytest.mark.parametrize(
-    ("chosen", "values", "passed"),
-    [("not slow", {"2 1", "2 2", "3 1", "3 2", "x b", "y b"}, 3), ("slow", {"1 1", "1 2", "x a", "y a"}, 3)],
+    ("chosen", "values", "passed", "deselected"),
+    [
+        ("not slow", {"2 1", "2 2", "3 1", "3 2", "x b", "y b", "e u", "e w"}, 5, 5),
+        ("slow", {"1 1", "1 2", "x a", "y a", "e v"}, 4, 6),
+    ],
 )  # fmt: skip
 def test_quick_values_and_slow_ones_are_apart(
-    pytester: pytest.Pytester, chosen: str, values: set[str], passed: int
+    pytester: pytest.Pytester, chosen: str, values: set[str], passed: int, deselected: int
 ) -> None:
     pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
     pytester.makepyfile(QUICK)
     done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-m", chosen, "-rA")
-    done.assert_outcomes(passed=passed, failed=1, deselected=4)
+    done.assert_outcomes(passed=passed, failed=1, deselected=deselected)
     told = done.stdout.str()
     assert set(re.findall(r"<(\w \w)>", told)) == values
     assert "the marker quick names ['1']; there are ['2']" in told
