@@ -150,6 +150,7 @@ def test_layouts_are_reported_and_written(run, tmp_path):
     assert found["cost"] < found["recorded_cost"] and found["copies"] == [] and found["copies_left_out"] == {"": 2}
 
 
+@pytest.mark.quick(without=["recommended"])
 @pytest.mark.parametrize("name", ["recommended", "exhaustive"])
 def test_a_search_says_how_far_from_the_best_it_stopped(run, model, name, tmp_path):
     files = ["-o", str(tmp_path / "out.onnx")]

@@ -21,15 +21,9 @@ def test_there_are_jobs_enough() -> None:
 
 
 @pytest.mark.quick(
-    "gpt2 1 rtx-4090 ideal",
-    "llama3-8b 16384 published-b200-nvs8 tp8",
-    "qwen3-8b 1 rtx-4090 unsloth lora",
-    "llama3-8b 8 dgx-h100 zero3",
-    "llama3-8b 8 dgx-h100 megatron-core tp2 pp2",
-    "llama3-8b 32 dgx-h100 cp4 tp2",
-    "llama3-70b 128 dgx-h100 tp8 pp4 vpp5 scheduleinterleaved",
+    "gpt2 1 rtx-4090 ideal", "llama3-8b 16384 published-b200-nvs8 tp8", "llama3-8b 8 dgx-h100 megatron-core tp2 pp2",
     "mixtral-8x7b 64 dgx-h100 ep8 tp2",
-)
+)  # fmt: skip
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_every_command_says_what_the_estimate_says(job) -> None:
     reference = reference_of(job)

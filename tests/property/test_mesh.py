@@ -44,6 +44,7 @@ def test_clear_levels_are_always_found(shape: list[int], step: float, seed: int)
     assert mesh.shape == tuple(shape)
 
 
+@pytest.mark.slow
 @SLOW
 @given(kind=KINDS, seed=SEEDS, factor=st.floats(0.01, 100.0))
 def test_order_and_speed_of_the_whole_do_not_matter(kind: str, seed: int, factor: float) -> None:
@@ -65,6 +66,7 @@ def joined(links: Links) -> bool:
     return bool((np.linalg.matrix_power(near.astype(float), links.devices) > 0).all())
 
 
+@pytest.mark.slow
 @SLOW
 @given(kind=KINDS, seed=SEEDS)
 def test_a_mesh_is_well_formed(kind: str, seed: int) -> None:

@@ -53,6 +53,7 @@ def _found(job):
     return result
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25), derandomize=True, suppress_health_check=list(HealthCheck))
 @given(_jobs())
 def test_what_is_pruned_changes_nothing(job):

@@ -275,7 +275,7 @@ def published_winners() -> check.Winners:
     return check.winners(PUBLISHED, PublishedSpace())
 
 
-@pytest.mark.quick("free_slow_stage_links")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["summa_norm_width", "free_slow_stage_links"])
 def test_the_documented_table_is_what_is_computed(name, published_winners):
     fix, method, space = check.variants()[name]

@@ -60,6 +60,7 @@ def test_every_statistic_of_every_row():
     assert rows == 1949
 
 
+@pytest.mark.quick("1d")
 @pytest.mark.shared
 @pytest.mark.parametrize("name", list(cases.STRATEGIES))
 def test_the_best_ten_of_every_point(name):

@@ -150,6 +150,7 @@ def test_a_map_of_two_degrees_and_the_whole_run(browser: Any, address: str) -> N
     assert seen.problems == []
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: scripts/web installs it")
 @pytest.mark.each(("name", "look"), [("light", LIGHT), ("dark", DARK), ("phone", PHONE)])
 def test_no_serious_fault_of_accessibility(browser: Any, address: str, name: str, look: dict[str, Any]) -> None:

@@ -104,6 +104,7 @@ def test_a_run_may_start_later_and_end_earlier() -> None:
     same(folded, whole)
 
 
+@pytest.mark.quick("gpt")
 @pytest.mark.parametrize("name", ["gpt", "gpt_eager", "llama", "bert", "vit", "moe"])
 def test_models_fold_exactly(name: str) -> None:
     module, inputs = models.FACTORIES[name](layers=8)
@@ -235,6 +236,7 @@ class Late(Stack):
         return self.last(x)
 
 
+@pytest.mark.quick("Exit")
 @pytest.mark.parametrize("kind", [Sixth, Hidden, Exit, Counts, Late])
 def test_equal_blocks_that_are_used_unequally_are_recorded_one_by_one(kind: Any) -> None:
     module = kind([block() for _ in range(12)])
@@ -243,6 +245,7 @@ def test_equal_blocks_that_are_used_unequally_are_recorded_one_by_one(kind: Any)
     assert not folded.folded
 
 
+@pytest.mark.slow
 def test_weights_shared_by_late_blocks_count_once() -> None:
     module = Stack([block() for _ in range(12)])
     module.blocks[9][1].weight = module.blocks[8][1].weight

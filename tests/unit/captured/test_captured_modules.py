@@ -38,6 +38,7 @@ def test_no_parameter_is_lost_or_counted_twice(name):
     assert total(model, "weights") - tied == model.parameters
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each("name", EVERY)
 def test_operations_add_up_to_those_of_the_step(name):
     model = captured(name)

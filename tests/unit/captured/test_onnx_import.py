@@ -140,7 +140,7 @@ def test_an_lstm_is_the_layer_that_pytorch_runs(both, tmp_path):
         assert [(w.matrix_flops, w.launches) for w in ours] == [(w.matrix_flops, w.launches) for w in theirs]
 
 
-@pytest.mark.quick("resnet50-18")
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "opset"), [("resnet50", 18), ("bert-base-uncased", 20), ("gpt2", 23)])
 def test_published_models(name, opset, tmp_path):
     factory, parameters = PUBLISHED[name]

@@ -207,6 +207,7 @@ def test_an_estimate_says_which_rule_a_plan_breaks(plan: dict[str, Any], batch: 
     assert shown.exit_code == 2 and "Traceback" not in shown.output
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("name", [name for name, row in SCHEDULES.items() if not row.follows])
 def test_a_search_has_plans_of_every_schedule_and_reasons(name: str) -> None:
     row = SCHEDULES[name]

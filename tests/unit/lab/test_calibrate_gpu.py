@@ -157,6 +157,7 @@ def test_the_host_and_the_copy_engine_are_not_taken_for_the_device() -> None:
     assert device.vector_efficiency == 1.0 and device.vector_flops_per_s["bf16"] >= 0.9 * least
 
 
+@pytest.mark.slow
 def test_the_file_of_a_known_gpu_says_its_architecture() -> None:
     fitted = fitted_gpu()
     assert '\narchitecture = "hopper"\n' in cluster_file.cluster_text(fitted)

@@ -84,6 +84,7 @@ def test_unmarked():
 """
 
 
+@pytest.mark.quick("False-0-outcome2")
 @pytest.mark.parametrize(
     ("present", "workers", "outcome"),
     [(True, "0", {"passed": 2, "failed": 1}), (True, "2", {"passed": 2, "failed": 1}),

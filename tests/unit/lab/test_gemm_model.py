@@ -266,6 +266,7 @@ def test_truth_is_the_median_per_shape() -> None:
     assert plain.timer == "kernel" and plain.device.name == "h100-sxm"
 
 
+@pytest.mark.slow
 def test_the_framework_in_the_middle_is_preferred() -> None:
     rows = []
     for framework, factor in (("slow", 9.0), ("fast", 1.0), ("middle", 2.0)):

@@ -172,6 +172,7 @@ def test_a_slow_device_keeps_its_place() -> None:
     assert mesh.coordinates[5][1] == mesh.coordinates[4][1]
 
 
+@pytest.mark.quick(without=["0.25"])
 @pytest.mark.parametrize("share", [0.1, 0.25])
 def test_missing_pairs_are_tolerated_and_said(share: float) -> None:
     mesh = discover(links_of(synthetic.fat_tree(4, 4, 4), 6, missing=share))

@@ -79,6 +79,7 @@ def largest_error(expected, got):
     return max(float((a - torch.as_tensor(b)).abs().max()) / s for a, b, s in zip(expected, got, scale, strict=True))
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("name", MODELS)
 def test_fx_to_graph_to_fx_is_exact(name):
     _, inputs, found, expected = traced_model(name)
@@ -89,6 +90,7 @@ def test_fx_to_graph_to_fx_is_exact(name):
     assert structure(trace(made, tensors).flow) == structure(found.flow)
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_written_python_file_computes_what_the_module_does(name):
     module, inputs, found, expected = traced_model(name)
@@ -216,6 +218,7 @@ def cubed(output):
     )
 
 
+@pytest.mark.quick("BERT-sgd")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize(
     "build", [lambda: bert(layers=1), lambda: llama(layers=1, targets=True)], ids=["BERT", "Llama"]
@@ -249,6 +252,7 @@ def test_labels_that_a_loss_closes_over_are_inputs_of_the_step(meta, tmp_path):
     torch.testing.assert_close(loss, nn.functional.cross_entropy(module(x), wanted).detach())
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_row_is_refused_by_name(tmp_path):
     found = traced(lambda m, x: torch.linalg.matrix_exp(x), torch.randn(3, 3))
     with pytest.raises(UserError, match="cannot be written as ONNX"):
@@ -286,6 +290,7 @@ def test_weights_in_another_file_of_the_folder_are_read(tmp_path):
         read.weights()
 
 
+@pytest.mark.quick(without=["0.7071-f2"])
 @pytest.mark.parametrize(("constant", "dtype"), [(0.70710678, "f4"), (0.7071, "f2")])
 def test_a_gelu_with_a_rounded_number_is_written(constant: float, dtype: str, tmp_path: Path) -> None:
     """A file stores 1 / sqrt(2) in its own type: the GELU that stands for it is nearer to the formula."""

@@ -39,7 +39,7 @@ def drawn(random: np.random.Generator, stages: int) -> Durations:
     )  # fmt: skip
 
 
-@pytest.mark.quick(without=["0", "2", "17", "18", "13", "26", "4"])
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("case", range(32))
 def test_the_least_span_of_tiny_pipelines(case: int) -> None:
     """Unequal stages, messages, little memory, one chunk and two: as short as the mixed-integer program says."""
@@ -99,6 +99,7 @@ def shop_for(random: np.random.Generator, limit: float, deferred: float) -> Shop
     return shop_of(placement, m, seconds, message_s, limits, deferred)
 
 
+@pytest.mark.quick("0.5")
 @pytest.mark.parametrize("deferred", [1.0, 0.5, 0.0])
 def test_no_order_beats_the_bound(deferred: float) -> None:
     """Orders by rules of thumb of random pipelines; each keeps its memory, and some are as short as the bound."""

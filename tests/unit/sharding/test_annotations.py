@@ -61,6 +61,7 @@ def test_annotations_that_cannot_be_are_errors_with_names(texts, message):
         completed(problem(), Directions(annotate=tuple(texts)))
 
 
+@pytest.mark.slow
 def test_a_dim_that_no_axis_divides_is_an_error():
     odd = on_mesh(problem().flow.program, data=96, model=4)
     with pytest.raises(UserError, match=r"tokens.weight is 1000x128, which mesh data=96 x model=4 does not divide"):
@@ -100,6 +101,7 @@ def chosen(choice):
     return [ways[option] for ways, option in zip(problem().ways, choice, strict=True)]
 
 
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_annotated_is_kept_and_the_rest_is_legal(seed):
     draw, flow, sizes = random.Random(seed), problem().flow, problem().mesh.sizes

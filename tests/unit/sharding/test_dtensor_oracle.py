@@ -37,6 +37,7 @@ def named():
     return out
 
 
+@pytest.mark.quick(every=10)
 @pytest.mark.parametrize("name", ASKED)
 def test_what_differs_along_an_axis_is_named(name):
     node = SAMPLES[name].node
@@ -105,6 +106,7 @@ def test_all_combinations_on_the_mesh(name):
         assert agreed or differs(inputs, theirs.get(inputs, next(iter(ours.get(inputs, [()]))))), inputs
 
 
+@pytest.mark.slow
 def test_products_of_rules_on_the_mesh():
     """Operators with many inputs: each pair of rules along the axes is a rule on the mesh, with the same outputs."""
     pairs = 0

@@ -55,6 +55,7 @@ def four(cluster):
     return joint(TINY, cluster, stages=4, **FEW)
 
 
+@pytest.mark.quick(without=["2x2"])
 @pytest.mark.parametrize("axes", ["1", "2x2"])
 def test_units_add_up_to_the_step(cluster, flow, axes):
     problem = built(flow, mesh_on(cluster, parse_axes(axes)), Timer(device=cluster.device), inf)
@@ -75,6 +76,7 @@ def test_units_add_up_to_the_step(cluster, flow, axes):
     assert plan.memory_bytes.max() <= held <= 1.2 * plan.memory_bytes.max()
 
 
+@pytest.mark.slow
 def test_once_in_a_step_counts_once(cluster, flow):
     problem = built(flow, mesh_on(cluster, parse_axes("4")), Timer(device=cluster.device), inf)
     whole, part = planned(problem), planned(of_micro_batch(problem, 8))
@@ -136,6 +138,7 @@ def test_four_stages(four):
     assert four.idle == 0
 
 
+@pytest.mark.slow
 def test_a_record_and_a_report(four, capsys):
     record = json.loads(json.dumps(four.to_json()))
     assert [stage["units"][0] for stage in record["stages"]] == ["head", "blocks.2", "blocks.4", "blocks.6"]
@@ -164,6 +167,7 @@ def test_blocks_run_again_where_memory_is_short(cluster, four):
             assert stage.passes_s[1] > kept[stage.units[0]].passes_s[1]
 
 
+@pytest.mark.slow
 def test_slower_devices_get_fewer_blocks(cluster):
     device = cluster.device
     rates = {
@@ -252,6 +256,7 @@ def test_software_that_overlaps_nothing_overlaps_nothing(cluster):
     assert joint(TINY, cluster, **given).step_s == joint(TINY, cluster, **given, overlaps=False).step_s
 
 
+@pytest.mark.slow
 def test_devices_of_two_clusters_may_be_more_than_one_of_them_joins(cluster):
     node = replace(cluster, name="node", levels=(replace(cluster.levels[0], devices=2),))
     found = joint(TINY, node, further=[(cluster, 2)], **{**FEW, "gpus": 2, "framework": "megatron-core"})

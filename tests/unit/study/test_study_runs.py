@@ -74,6 +74,7 @@ def driver(*arguments: object) -> str:
     return subprocess.run(command, env=environment, check=True, timeout=120, stdout=subprocess.PIPE, text=True).stdout
 
 
+@pytest.mark.slow
 def test_a_second_run_computes_nothing_and_another_study_shares_points(
     small: tuple[Path, Study], tmp_path: Path
 ) -> None:
@@ -201,6 +202,7 @@ def test_damaged_rows_are_found_reported_and_computed_again(
     assert tables(found, tmp_path / "s") == whole
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_said_to_be_damaged(small: tuple[Path, Study], whole: Tables, tmp_path: Path) -> None:
     _, found = small
     store = tmp_path / "it's a store?#%20"

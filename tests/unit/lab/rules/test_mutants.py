@@ -56,6 +56,7 @@ CLASSES = {
 }
 
 
+@pytest.mark.quick(every=6)
 @pytest.mark.parametrize("name", CLASSES)
 def test_each_class_has_its_mutants(name):
     program, wanted, share = CLASSES[name]
@@ -128,6 +129,7 @@ def test_a_correction_of_too_few_boxes_is_caught():
     )
 
 
+@pytest.mark.slow
 def test_borders_that_depend_on_a_rest_are_refused():
     parity = next(m for m in mutants(convolution(Convolution(pad=1))) if str(m).startswith("fill, N2H, conv"))
     assert regions(parity) is None
@@ -166,6 +168,7 @@ CASES = {
 STRIDED = {"batched product of one matrix": nn.Identity(), "transposed conv: product": nn.ConvTranspose2d(3, 4, 3, 2)}
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("name", [each.name for each in MUTANT_PASSES])
 def test_each_pass_keeps_the_result_and_needs_its_condition(name):
     module, x, lacking = CASES[name]
@@ -184,6 +187,7 @@ def test_each_pass_keeps_the_result_and_needs_its_condition(name):
         assert not rewritten(lambda m, y: m.f(y), given, passes=[name], everything=True, f=without)[1]
 
 
+@pytest.mark.slow
 def test_mutants_are_tried_only_when_asked_for():
     flow = traced(lambda m, x: m.f(x), R(1, 256, 64, 64), f=conv(256, 256, 3, padding=2, dilation=2)).flow
     for more, expected in (
@@ -197,6 +201,7 @@ def test_mutants_are_tried_only_when_asked_for():
         apply_passes(flow, V100, passes=["dilated conv: space to bach"])
 
 
+@pytest.mark.slow
 def test_dilated_convolutions_gain_on_v100_what_pet_published_and_nothing_on_cpus():
     """PET's CSRNet on a V100: 1.3 to 2.5 times as fast; Winograd's algorithm takes the dense convolution alone."""
     module, inputs = csrnet_back()

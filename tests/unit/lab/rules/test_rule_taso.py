@@ -23,6 +23,7 @@ def numbers(verdicts: list, word: str) -> set[int]:  # type: ignore[type-arg]
     return {int(each.rule.name.removeprefix("taso-")) for each in verdicts if each.word == word}
 
 
+@pytest.mark.slow
 def test_the_extract_is_split_into_wrong_and_proved() -> None:
     rules = taso.read(EXTRACT)
     verdicts = [checked(rule) for rule in rules]
