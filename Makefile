@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 DEPENDENCIES := pyproject.toml constraints.txt scripts/setup
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
-.PHONY: demo test lint docs bench scoreboard check clean
+.PHONY: demo test test-all lint docs bench scoreboard check clean
 
 demo: $(VENV)/.stamp-core
 	$(BIN)/steptime plan gpt3_1T --cluster dgx-b200 --gpus 2048 --global-batch 4096
 
 test: $(VENV)/.stamp-test
 	scripts/test
+
+test-all: $(VENV)/.stamp-test
+	scripts/test --all
 
 lint: $(VENV)/.stamp-lint
 	scripts/lint

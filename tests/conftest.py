@@ -1,4 +1,4 @@
-"""The markers ``shared`` and ``each``.
+"""The markers ``shared``, ``each`` and ``quick``.
 
 ``shared``: tests that carry it see the bulk measurements or are skipped, all other tests do not see them. The bulk
 measurements lie outside the repository, and a clone may lack them. A test without the marker runs as in such a clone:
@@ -6,6 +6,10 @@ where it needs the measurements, it fails, whether or not they are here.
 
 ``each``: written as ``parametrize`` is, but one test goes through all values, and its failure shows every value that
 failed. Each value has its own ``monkeypatch``, ``tmp_path`` and ``capsys``; values share the other fixtures.
+
+``quick``: names, by their ids, the values that the default suite takes of a test with ``parametrize`` or ``each``; the
+others are slow. Those of ``each`` are then two tests. Instead, ``without`` names the slow ones; ``every=n`` takes one
+value of ``n``.
 """
 
 from __future__ import annotations
@@ -20,24 +24,25 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+import suites
 from steptime.errors import UserError
 from steptime_lab.data_root import VARIABLE, data_root
 
 #: Name of the empty folder in which tests without the marker look for measurements; a failure shows it.
 HIDDEN: Final = "hidden-from-tests-without-the-marker-shared"
+SLOW: Final = "slow"
 ABSENT: Final = f"no bulk measurements: {VARIABLE} is not set, and shared/data is not next to the checkout"
 
 #: This file has no doctests, and its module name is also that of tests/cli/conftest.py.
 collect_ignore = ["conftest.py"]
 
-#: A loaded machine draws slowly. A fixture of a test is shared by its examples, which is meant where it is used.
-settings.register_profile(
-    "any machine", deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
-settings.load_profile("any machine")
+suites.register_profiles()
+
+#: Threads of libraries would wait for each other in the processes that run tests. Their number also changes the kernels
+#: that a library takes and the order of its sums.
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 _KEY: Final = "measurements"
 _PARAM: Final = type(pytest.param(None))
@@ -90,11 +95,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         os.environ[VARIABLE] = str(item.config.stash[_hidden])
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tell pytest that the arguments of the marker ``each`` are no fixtures."""
-    for marker in metafunc.definition.iter_markers("each"):
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Tell pytest that the arguments of the marker ``each`` are no fixtures; values that are not quick are slow."""
+    quick = metafunc.definition.get_closest_marker("quick")
+    each = list(metafunc.definition.iter_markers("each"))
+    for marker in each:
         names = _names(marker)
-        metafunc.parametrize(names, [pytest.param(*([None] * len(names)), id=pytest.HIDDEN_PARAM)])
+        tests = [pytest.param(*([None] * len(names)), id=pytest.HIDDEN_PARAM)]
+        if quick and marker is each[0]:
+            tests.append(pytest.param(*([None] * len(names)), id=SLOW, marks=pytest.mark.slow))
+        metafunc.parametrize(names, tests)
+    yield
+    if quick and not each:
+        chosen = _quick(quick, [call.id for call in metafunc._calls])
+        for call in metafunc._calls:
+            if call.id not in chosen:
+                call.marks.append(pytest.mark.slow.mark)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -103,20 +120,29 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     values = [_values(marker) for marker in pyfuncitem.iter_markers("each")]
     if not values:
         return None
+    every = [("-".join(name for name, _ in cases), cases) for cases in itertools.product(*values)]
+    assert every, "no value to go through"
+    if quick := pyfuncitem.get_closest_marker("quick"):
+        chosen, slow = _quick(quick, [name for name, _ in every]), SLOW in pyfuncitem.callspec._idlist
+        every = [(name, cases) for name, cases in every if (name in chosen) is not slow]
     failures = []
-    n_values = 0
-    for cases in itertools.product(*values):
-        n_values += 1
-        name = "-".join(name for name, _ in cases)
+    for n, (name, cases) in enumerate(every, 1):
         given = {argument: value for _, case in cases for argument, value in case.items()}
         try:
-            _call(pyfuncitem, given, n_values)
+            _call(pyfuncitem, given, n)
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
             failures.append(f"[{name}] {_told(error, pyfuncitem.path)}")
-    assert n_values, "no value to go through"
     if failures:
-        pytest.fail("\n\n".join([f"{len(failures)} of {n_values} values failed", *failures]), pytrace=False)
+        pytest.fail("\n\n".join([f"{len(failures)} of {len(every)} values failed", *failures]), pytrace=False)
     return True
+
+
+def _quick(marker: pytest.Mark, ids: list[str]) -> set[str]:
+    """Which values of a test a marker ``quick`` means: those that it names, all without some, or every nth."""
+    names, without = set(marker.args), set(marker.kwargs.get("without", ()))
+    if unknown := (names | without) - set(ids):
+        raise TypeError(f"the marker quick names {sorted(unknown)}; there are {ids}")
+    return (names or set(ids[:: marker.kwargs.get("every", 1)])) - without
 
 
 def _names(marker: pytest.Mark) -> list[str]:

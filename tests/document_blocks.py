@@ -5,9 +5,9 @@ bash      the whole block is one script
 python    a script of its own, or a doctest if it has ``>>>``
 toml      with a first line ``# file: name.toml`` (or ``# name.toml``): written before the commands that follow
 
-The blocks of one document share a folder that has copies of ``examples/`` and ``studies/`` and the fixtures below. A
-command that begins with ``steptime`` runs in this process, and what a shell does with its output in a shell; others are
-processes.
+The blocks of one document share a folder that has copies of ``examples/`` and ``studies/`` and the fixtures below. What
+is ``steptime`` or Python runs in this process, which has loaded the libraries; what a shell does with the output, in a
+shell. A block that registers something is a process of its own, so that nothing of it stays.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import traceback
+import types
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from cli_runner import CliRunner
+from cli_runner import CliRunner, Result
 from steptime.cli.main import main
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -40,10 +43,13 @@ FENCE: Final = re.compile(
 )
 #: What differs from run to run in what commands print.
 _MEASURED: Final = re.compile(r"in [\d.]+ m?s CPU")
-#: A command of steptime alone, or with its output piped or written to a file.
-_STEPTIME: Final = re.compile(r"steptime (?P<arguments>(?:'[^']*'|[^'\"|<>&;$`\\])*)(?P<rest>(?:\||>) .*)?", re.S)
-#: Arguments and the files that they name -> exit code and output of commands that write no file of their own.
-_ANSWERS: dict[tuple[str, ...], tuple[int, str]] = {}
+#: A command of steptime or a script, alone or with its output joined with its errors, piped or written to a file.
+_COMMAND: Final = re.compile(
+    r"(?P<variables>(?:[A-Z_]+=\S+ )*)(?P<program>steptime|python (?=[\w/]+\.py\b)) ?"
+    r"""(?P<arguments>(?:'[^']*'|"[^"$`\\]*"|[^'"|<>&;$`\\\n])*)(?P<errors>2>&1 ?)?(?P<rest>(?:\|\|?|>) .*)?""", re.S
+)  # fmt: skip
+#: Command and the files that it names -> result, for commands that write no file of their own.
+_ANSWERS: dict[tuple[object, ...], Result] = {}
 _FILE: Final = re.compile(r"# (?:file: *)?(?P<name>[\w.-]+\.toml) *\n")
 
 
@@ -91,20 +97,61 @@ def _printed(arguments: list[str], folder: Path, where: str, given: str = "") ->
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())
 
 
-def _answer(arguments: str, folder: Path) -> tuple[int, str]:
-    """Exit code and output of ``steptime`` with arguments; once where the files that they name are the same."""
-    words = shlex.split(arguments)
-    files = [folder / word.partition(":")[0] for word in words]
-    key = (arguments, *(file.read_bytes() for file in files if file.is_file()))
-    if key in _ANSWERS:
-        return _ANSWERS[key]
+@contextlib.contextmanager
+def _as_a_process(folder: Path) -> Iterator[None]:
+    """The folder is the current one, warnings are errors; modules loaded from it and changes of paths do not stay."""
+    path, started, environment = sys.path[:], sys.modules["__main__"], os.environ.copy()
     with contextlib.chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("error")
-        done = CliRunner(env={"COLUMNS": "100"}).invoke(main, words)
-    sys.stderr.write(done.stderr)
-    if "--out" not in words:
-        _ANSWERS[key] = done.exit_code, done.stdout
-    return done.exit_code, done.stdout
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.path[:], sys.modules["__main__"] = path, started
+            for name, module in list(sys.modules.items()):
+                if str(getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}"):
+                    del sys.modules[name]
+
+
+def _run_python(arguments: Sequence[str]) -> int:
+    """Run a script as ``python FILE ...`` does; its exit code."""
+    script = Path(arguments[0]).resolve()
+    module = types.ModuleType("__main__")
+    module.__file__ = str(script)
+    sys.modules["__main__"], before = module, sys.argv
+    sys.argv = list(arguments)
+    sys.path.insert(0, str(script.parent))
+    try:
+        exec(compile(script.read_text(encoding="utf-8"), script, "exec", dont_inherit=True), vars(module))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv = before
+    return 0
+
+
+def _run_doctest(arguments: Sequence[str]) -> int:
+    """Run the examples of a file as ``python -m doctest`` does; 1 if one of them fails."""
+    import doctest
+
+    text = Path(arguments[0]).read_text(encoding="utf-8")
+    test = doctest.DocTestParser().get_doctest(text, {"__name__": "__main__"}, arguments[0], arguments[0], 0)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    return int(runner.run(test, out=sys.stdout.write).failed > 0)
+
+
+def _result(run: Callable[[Sequence[str]], int], words: list[str], folder: Path, variables: dict[str, str]) -> Result:
+    """What a program does with arguments in a folder; once where the files that they name are the same."""
+    files = [folder / word.partition(":")[0] for word in words]
+    key = (run, *words, *variables.items(), *(file.read_bytes() for file in files if file.is_file()))
+    if key not in _ANSWERS or variables or "--out" in words or run is not main:
+        with _as_a_process(folder):
+            _ANSWERS[key] = CliRunner(env={"COLUMNS": "100", **variables}).invoke(run, words)
+    return _ANSWERS[key]
 
 
 def _shell(command: str, folder: Path, where: str) -> str:
@@ -117,23 +164,33 @@ def _shell(command: str, folder: Path, where: str) -> str:
     if command.startswith(NOT_RUN):
         return ""
     given = ""
-    if found := _STEPTIME.fullmatch(command):
-        code, given = _answer(found["arguments"], folder)
-        command = f"(cat; exit {code}) {found['rest'] or ''}"
+    if found := _COMMAND.fullmatch(command.replace("\\\n", "")):
+        variables = dict(word.split("=", 1) for word in found["variables"].split())
+        run = main if found["program"] == "steptime" else _run_python
+        done = _result(run, shlex.split(found["arguments"]), folder, variables)
+        if not found["errors"]:
+            sys.stderr.write(done.stderr)
+        given = done.output if found["errors"] else done.stdout
+        command = f"(cat; exit {done.exit_code}) {found['rest'] or ''}"
     return _printed(["bash", "-euo", "pipefail", "-c", command], folder, where, given)
 
 
 def _script(body: str, folder: Path, where: str) -> None:
-    lines = [line for line in body.splitlines() if line.strip()]
-    for part in lines if any(line.startswith(("make", *NOT_RUN)) for line in lines) else [body]:
+    lines = [line for line in body.replace("\\\n", "").splitlines() if line.strip() and not line.startswith("#")]
+    apart = any(line.startswith(("make", *NOT_RUN)) for line in lines) or all(map(_COMMAND.fullmatch, lines))
+    for part in lines if apart else [body]:
         _shell(part, folder, where)
 
 
 def _python(body: str, folder: Path, where: str) -> None:
     script = folder / "block.py"
-    script.write_text(f"r'''\n{body}\n'''\n" if ">>> " in body else body, encoding="utf-8")
-    doctest = ["-m", "doctest", "-o", "NORMALIZE_WHITESPACE", "-o", "ELLIPSIS"] if ">>> " in body else []
-    _printed([sys.executable, *doctest, str(script)], folder, where)
+    script.write_text(body, encoding="utf-8")
+    if re.search(r"\bregister", body):
+        _printed([sys.executable, str(script)], folder, where)
+        return
+    done = _result(_run_doctest if ">>> " in body else _run_python, [str(script)], folder, {})
+    if done.exit_code:
+        raise BlockError(f"{where}: {script.name}\nexit code {done.exit_code}\n{done.output}")
 
 
 def _console(found: re.Match[str], folder: Path, where: str) -> str:

@@ -18,6 +18,7 @@ from steptime.errors import UserError
 from steptime.formats.estimate_file import parse_estimate
 from steptime.formats.run_spec import RunSpec, parse_run
 from steptime.store.files import parse_toml
+from suites import examples
 
 JOB = ("--cluster", "box", "--gpus", "2048", "--global-batch", "4096")
 PLAN = ("plan", "toy", *JOB)
@@ -264,6 +265,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(KEYS | st.text(max_size=5), VALUES, max_size=6))
 @example({"model": "a\0/b"})
 @example({"model": "/" * 5000})
@@ -311,7 +313,7 @@ OPTIONS = st.sampled_from(["--gpus", "--global-batch", "--seq", "--tp", "--zero"
 ARGS = st.lists(st.tuples(OPTIONS, st.text(max_size=6) | st.integers(-2, 9).map(str)), max_size=4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ARGS, st.text(min_size=1, max_size=8))
 def test_any_arguments_end_in_0_or_2(run: Run, api: FakeApi, args: list[tuple[str, str]], model: str) -> None:
     result = run("estimate", *JOB, *(word for pair in args for word in pair), "--json", "--", model)

@@ -40,6 +40,7 @@ def test_plan_takes_an_order() -> None:
     assert found["search"]["step_time_s"] <= min(found["default"]["step_time_s"], found["tp-pp-dp"]["step_time_s"])
 
 
+@pytest.mark.slow
 def test_mixed_prints_both_ways(tmp_path: Path) -> None:
     (tmp_path / "g.toml").write_text(GROUPS, encoding="utf-8")
     job = ["mixed", "llama3.2-1b", "--cluster", str(tmp_path / "g.toml"), "--global-batch", "16", "--seq", "1024"]

@@ -43,6 +43,7 @@ def steptime(folder: Path, *args: str, **how: Any) -> subprocess.CompletedProces
                           **given)  # fmt: skip
 
 
+@pytest.mark.quick("devices", "json", "plan")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_reader_that_went_away_is_no_defect(folder: Path, name: str) -> None:
     read, write = os.pipe()
@@ -52,6 +53,7 @@ def test_a_reader_that_went_away_is_no_defect(folder: Path, name: str) -> None:
     assert (done.returncode, done.stderr) == (EXIT_PIPE, "")
 
 
+@pytest.mark.quick("devices", "json", "plan")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_closed_output_is_an_error(folder: Path, name: str) -> None:
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *STEPTIME, *COMMANDS[name]]

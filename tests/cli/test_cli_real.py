@@ -158,6 +158,7 @@ def test_every_explained_term_has_formula_and_source() -> None:
     assert sum(line.startswith("  steptime.cost.") for line in lines) == len(terms)
 
 
+@pytest.mark.quick(without=["args1-tp 7 does not divide 512 devices"])
 @pytest.mark.parametrize(
     ("args", "advice"),
     [
@@ -407,6 +408,7 @@ def test_a_plan_keeps_the_file_of_its_model(tmp_path: Path, monkeypatch: pytest.
     assert "--global-batch-size 256" in fewer.stdout
 
 
+@pytest.mark.quick("72")
 @pytest.mark.parametrize("columns", [60, 72, 80])
 def test_no_number_of_a_plan_is_cut_in_a_narrow_terminal(columns: int) -> None:
     job = ("plan", "gpt3_1T", "--cluster", "dgx-b200", "--gpus", "2048", "--global-batch", "4096")

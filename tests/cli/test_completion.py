@@ -24,6 +24,7 @@ def completed(line: str, tmp_path: Path) -> list[str]:
     return [word.strip() for word in out.read_text().split("\n") if word.strip()]
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize(
     ("line", "words"),
     [

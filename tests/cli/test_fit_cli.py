@@ -51,6 +51,7 @@ def factory(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_factory_of_a_file_in_json(run: Run, factory: Path) -> None:
     done = run("fit", f"{factory}:net", "--device", "rtx-4090", "--batch", "4", "--json")
     assert done.exit_code == 0, done.stderr

@@ -35,6 +35,7 @@ def write(folder: Path, lines: list[str]) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_rows_that_nothing_measures_are_left_out(run: Run, tmp_path: Path) -> None:
     """And a table of a source of one's own is fitted as the machine that its device and library are."""
     wrong = [row(time_us=t) for t in ("inf", "-inf", "nan", "0", "-5", "1e300", "1e-300")]
@@ -51,6 +52,12 @@ def test_rows_that_nothing_measures_are_left_out(run: Run, tmp_path: Path) -> No
     assert profile.median_ape < 0.1 and np.isfinite(profile.band).all()
 
 
+@pytest.mark.quick(
+    without=[
+        "lines2-times what its links explain-times far from what links or devices explain; are the units right?",
+        "lines3-times what its links explain-times far from what links or devices explain; are the units right?",
+    ]
+)
 @pytest.mark.parametrize(
     ("lines", "message", "reason"),
     [

@@ -37,6 +37,7 @@ def test_plan() -> None:
     assert code == 0 and json.loads(text)["energy_front"]
 
 
+@pytest.mark.slow
 def test_fleet_and_shadow() -> None:
     args = ["llama3-8b", "--cluster", "dgx-h100,dgx-b200", "--gpus", "8..16", "--global-batch", "64", *LENGTH]
     code, text = run("fleet", *args, "--deadline", "30 days")

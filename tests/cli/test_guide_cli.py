@@ -13,6 +13,7 @@ from steptime.cli.main import main
 GIVEN = ("guide", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64")
 
 
+@pytest.mark.quick("200")
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_report_fits_every_width(columns: int) -> None:
     shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, list(GIVEN)).stdout

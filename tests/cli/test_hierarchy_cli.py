@@ -28,6 +28,7 @@ REPORTS = (
 )
 
 
+@pytest.mark.quick("60")
 @pytest.mark.each("columns", [60, 80, 200])
 def test_reports_fit_every_width(columns: int) -> None:
     for arguments in REPORTS:
@@ -40,6 +41,7 @@ def printed(run: Run, *arguments: str) -> dict:
     return json.loads(run(*arguments, "--json").stdout)
 
 
+@pytest.mark.slow
 def test_json_is_what_python_returns(run: Run) -> None:
     found = printed(run, *SMALL)
     caches = hierarchy("1KiB:2,4KiB:4")

@@ -19,6 +19,7 @@ GIVEN = ("planners", MODEL, "--cluster", "dgx-h100", "--gpus", "2", "--cpu", "0.
          "--methods", "greedy,data parallel")  # fmt: skip
 
 
+@pytest.mark.quick(without=["80"])
 @pytest.mark.parametrize("columns", [60, 80])
 def test_the_report_fits_every_width(columns: int, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -39,6 +39,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.mark.quick(every=7)
 @pytest.mark.parametrize(
     ("kind", "names", "words"),
     [
@@ -69,6 +70,7 @@ def test_rows_of_a_sweep_become_a_heat_map(tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
+@pytest.mark.quick("estimate-more0-weights")
 @pytest.mark.parametrize(
     ("command", "more", "word"),
     [("estimate", SPLIT, "weights"), ("plan", (), "Pareto front"), ("simulate", SPLIT, "backward")],

@@ -128,6 +128,7 @@ def test_inputs_may_be_given(run: Run, file: Path) -> None:
     assert json.loads(result.stdout)["model_flops"] == 2 * 32 * 64 * 8
 
 
+@pytest.mark.slow
 def test_files_for_viewers_are_written(run: Run, file: Path, tmp_path: Path) -> None:
     names = {"--snapshot": "s.pickle", "--trace": "t.json", "--roofline": "r.svg"}
     options = [word for option, name in names.items() for word in (option, str(tmp_path / name))]

@@ -58,6 +58,7 @@ def test_json_has_what_the_api_returns(run, model):
     assert any(row["applied"] and row["name"] == "common factor" for row in document["rewrites"])
 
 
+@pytest.mark.slow
 def test_an_onnx_file_that_was_written_is_read_again(run, model, tmp_path):
     path = str(tmp_path / "net.onnx")
     assert run("rewrite", model("net"), "--device", "h100-sxm", "-o", path).exit_code == 0
@@ -149,6 +150,7 @@ def test_layouts_are_reported_and_written(run, tmp_path):
     assert found["cost"] < found["recorded_cost"] and found["copies"] == [] and found["copies_left_out"] == {"": 2}
 
 
+@pytest.mark.quick(without=["recommended"])
 @pytest.mark.parametrize("name", ["recommended", "exhaustive"])
 def test_a_search_says_how_far_from_the_best_it_stopped(run, model, name, tmp_path):
     files = ["-o", str(tmp_path / "out.onnx")]

@@ -43,6 +43,7 @@ def run(*args: object, code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_the_list_has_every_rule_with_its_proofs() -> None:
     found = json.loads(run("--json"))
     assert found["schema_version"] and found["provenance"]["seed"]
@@ -59,12 +60,14 @@ def test_one_rule_is_shown_and_drawn(tmp_path: Path) -> None:
     assert only["source"] == ["matmul(x, concat[-1](y, z))"]
 
 
+@pytest.mark.slow
 def test_a_sound_file_is_proved(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
     assert "proved" in run("--check", path)
 
 
+@pytest.mark.slow
 def test_an_unsound_rule_is_rejected_with_its_counterexample(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD + BAD)
@@ -116,6 +119,7 @@ def test_wrong_options_are_told(args: list[str], message: str) -> None:
     assert message in run(*args, code=2)
 
 
+@pytest.mark.slow
 def test_a_small_run_finds_what_there_is_and_goes_on_after_a_stop(tmp_path: Path) -> None:
     whole = pipeline.generated(
         pipeline.Job(out=tmp_path / "a.tsv", operators=2, universes=SMALL, axioms=AXIOMS), lambda _: None

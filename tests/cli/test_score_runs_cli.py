@@ -32,6 +32,7 @@ def few(tmp_path: Path) -> str:
     return str(tmp_path / "few.csv")
 
 
+@pytest.mark.slow
 def test_report_and_rows(run: Run, tmp_path: Path) -> None:
     done = run("score", SMALL, "--out", str(tmp_path / "rows.csv"))
     assert (done.exit_code, done.stderr) == (0, "")
@@ -43,6 +44,7 @@ def test_report_and_rows(run: Run, tmp_path: Path) -> None:
         assert len(list(csv.DictReader(file))) == 9
 
 
+@pytest.mark.slow
 def test_json_keeps_its_contract(run: Run) -> None:
     done = run("score", SMALL, "--json")
     document = json.loads(done.stdout)
@@ -53,6 +55,7 @@ def test_json_keeps_its_contract(run: Run) -> None:
                              "rank", "predicted_by", "seen_by_the_fit"}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_source_left_out(run: Run, few: str) -> None:
     document = json.loads(run("score", few, "--leave-out", "mt-nlg", "--json").stdout)
     assert set(document["by_source"]) == {"mt-nlg"} and document["seen_by_the_fit"] == 0
@@ -90,6 +93,7 @@ def test_an_interrupted_score_leaves_no_file(run: Run, tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_fit_is_written_and_used(run: Run, few: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packaged frameworks until a folder of STEPTIME_PATH has a file of its own."""
     packaged = json.loads(run("score", few, "--json").stdout)

@@ -28,6 +28,7 @@ def rows(shown: str) -> dict[str, float]:
     return {name: parse(text, "s") for name, text in found}
 
 
+@pytest.mark.quick("more1")
 @pytest.mark.parametrize("more", [(), ("--no-overlap",), ("--layout", "batch:data, ffn:model")])
 def test_the_parts_add_up_to_the_step(more: tuple[str, ...], run: Run) -> None:
     parts = rows(run(*GIVEN, *MESH, *more).stdout)
@@ -36,6 +37,7 @@ def test_the_parts_add_up_to_the_step(more: tuple[str, ...], run: Run) -> None:
     assert {"compute", "bound by memory", "optimizer", "ranks together"} <= set(parts)
 
 
+@pytest.mark.quick(without=["80"])
 @pytest.mark.parametrize("columns", [60, 80])
 def test_what_was_not_searched_has_no_bound_and_says_what_was_replicated(columns: int) -> None:
     words = [*GIVEN, *MESH, "--layout", "batch:data, heads:model, ffn:model", "--complete", "propagate"]
@@ -48,6 +50,7 @@ def test_what_was_not_searched_has_no_bound_and_says_what_was_replicated(columns
     assert json.loads(json_text)["unmatched"][0]["share_of_compute"] > 0.05
 
 
+@pytest.mark.slow
 def test_conflicts_are_shown_with_both_annotations(run: Run) -> None:
     given = ("--annotate", "input.0=S(0) R", "--annotate", "*.weight=S(0) R", "--complete", "propagate")
     text = " ".join(run(*GIVEN, *MESH, *given).stdout.split())

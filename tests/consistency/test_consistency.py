@@ -20,6 +20,10 @@ def test_there_are_jobs_enough() -> None:
     assert {job.gpus for job in JOBS} >= {1, 8, 64, 16384}
 
 
+@pytest.mark.quick(
+    "gpt2 1 rtx-4090 ideal", "llama3-8b 16384 published-b200-nvs8 tp8", "llama3-8b 8 dgx-h100 megatron-core tp2 pp2",
+    "mixtral-8x7b 64 dgx-h100 ep8 tp2",
+)  # fmt: skip
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_every_command_says_what_the_estimate_says(job) -> None:
     reference = reference_of(job)

@@ -45,6 +45,7 @@ def _estimated(model: str, device: str, found: FitResult, asked: dict[str, Any],
     )  # fmt: skip
 
 
+@pytest.mark.quick("llama3.2-1b, torchtune")
 @pytest.mark.parametrize("case", CASES)
 def test_points_are_estimates(case: str) -> None:
     """The answer, the front, and the answer under the stacks whose settings are named."""

@@ -41,6 +41,7 @@ def sharded(name: str) -> Any:
     return next(each for each in planned(name).plans if "shardings" in each.plan)
 
 
+@pytest.mark.quick("vgg, momentum")
 @pytest.mark.parametrize("name", JOBS)
 def test_shard_finds_the_plan_that_plan_ranks(name: str) -> None:
     model, cluster, gpus, batch, more = JOBS[name]
@@ -53,6 +54,7 @@ def test_shard_finds_the_plan_that_plan_ranks(name: str) -> None:
     assert 0 < found.bound_s <= ranked.step_time_s
 
 
+@pytest.mark.quick("vgg, momentum")
 @pytest.mark.parametrize("name", JOBS)
 def test_a_written_plan_is_estimated_as_it_was_ranked(name: str) -> None:
     model, cluster, gpus, batch, more = JOBS[name]
@@ -64,6 +66,7 @@ def test_a_written_plan_is_estimated_as_it_was_ranked(name: str) -> None:
     assert again.plan["shardings"] == ranked.plan["shardings"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in JOBS if "GPT" not in name])
 def test_guide_ends_with_the_first_plan(name: str) -> None:
     model, cluster, gpus, batch, more = JOBS[name]

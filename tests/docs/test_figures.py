@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/figures"
 
 
+@pytest.mark.slow
 def test_pictures_of_the_pages_are_as_their_commands_draw_them() -> None:
     pytest.importorskip("matplotlib")
     done = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False)

@@ -13,6 +13,7 @@ from golden_families import COMMANDS, FAMILIES, Family, needs
 NAMES = tuple(FAMILIES)
 
 
+@pytest.mark.quick(without=["reports", "scores"])
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_moved(name: str) -> None:
     family = FAMILIES[name]

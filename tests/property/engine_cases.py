@@ -19,8 +19,9 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans, broken_rules
 from steptime.plan.strategies import CORRECTED, Method, Strategy
 from steptime_lab.published.rows import PUBLISHED
+from suites import examples
 
-ENGINE = settings(max_examples=100, derandomize=True)
+ENGINE = settings(max_examples=examples(100), derandomize=True)
 NAMES = ("1d", "context", "2d")
 PLAIN = ("bf16", "fp32", "fp8")
 QUANTISED = ("fp8-te", "fp8-tensorwise", "fp8-blockwise")

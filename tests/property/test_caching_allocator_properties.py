@@ -11,8 +11,9 @@ from hand_programs import MIB, step_of
 from steptime.captured.graph.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.placement import place
+from suites import examples
 
-SLOW = settings(max_examples=120)
+SLOW = settings(max_examples=examples(120))
 SIZES = st.one_of(
     st.integers(0, 3000), st.integers(1, 2 * MIB), st.integers(1, 60 * MIB),
     st.sampled_from([MIB, MIB + 1, 10 * MIB - 512, 10 * MIB, 20 * MIB, 21 * MIB]),

@@ -66,6 +66,7 @@ def every_plan(setting: Setting) -> list[Plans]:
     return out
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each(("name", "gpus", "batch", "memory"), CASES)
 def test_the_best_is_the_minimum_over_all_plans(name, gpus, batch, memory):
     setting = setting_of(name, gpus, batch, memory)
@@ -79,6 +80,7 @@ def test_the_best_is_the_minimum_over_all_plans(name, gpus, batch, memory):
     assert close(float(found.best_s[0]), float(times[fits].min()))
 
 
+@pytest.mark.quick("resnet")
 @pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
 def test_one_plan_is_a_block_of_one(name):
     setting = setting_of(name, 8, 16)
@@ -91,6 +93,7 @@ def test_one_plan_is_a_block_of_one(name):
         assert close(float(alone.peak_bytes), float(np.broadcast_to(together.peak_bytes, len(plans))[n]))
 
 
+@pytest.mark.quick("mlp")
 @pytest.mark.parametrize("name", ["gpt", "resnet", "mlp"])
 def test_every_term_is_what_its_record_says(name):
     setting = setting_of(name, 8, 16)

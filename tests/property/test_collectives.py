@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from steptime.cost.collective_algorithms import ALGORITHMS, Fabric, collective_s
 from steptime.cost.collective_schedules import double_tree_path, log2_ceil, short_chains
+from suites import examples
 
 latency = st.floats(1e-7, 1e-4)
 rate = st.floats(1e8, 1e12)
@@ -48,7 +49,7 @@ elements = st.sampled_from([1, 2, 4])
 
 
 @given(kinds, sizes, st.floats(1, 10), groups, fabrics, elements)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_more_bytes_never_take_less_time(
     kind: str, size: float, more: float, group: tuple[int, int], fabric: Fabric, element: int
 ) -> None:
@@ -57,7 +58,7 @@ def test_more_bytes_never_take_less_time(
 
 
 @given(kinds, sizes, st.floats(1, 10), groups, fabrics)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_more_bandwidth_never_takes_more_time(
     kind: str, size: float, more: float, group: tuple[int, int], fabric: Fabric
 ) -> None:
@@ -71,7 +72,7 @@ def test_more_bandwidth_never_takes_more_time(
 
 
 @given(sizes, groups, fabrics, elements)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_all_reduce_is_no_slower_than_its_two_phases(
     size: float, group: tuple[int, int], fabric: Fabric, element: int
 ) -> None:
@@ -82,7 +83,7 @@ def test_all_reduce_is_no_slower_than_its_two_phases(
 
 
 @given(st.sampled_from(sorted(ALGORITHMS)), st.lists(sizes, min_size=1, max_size=5), fabrics, elements)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_numbers_and_arrays_agree(kind: str, size: list[float], fabric: Fabric, element: int) -> None:
     pairs = [(2, 2), (2, 1)] if kind == "p2p" else [(2, 2), (16, 8), (512, 4)]
     everything = tuple(ALGORITHMS[kind])
@@ -96,7 +97,7 @@ def test_numbers_and_arrays_agree(kind: str, size: list[float], fabric: Fabric, 
 
 
 @given(st.sampled_from([2, 4, 8, 24, 64, 72]), st.sampled_from([1, 4, 32]), fabrics)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_short_chains_are_the_best_powers_of_two(inside: int, domains: int, fabric: Fabric) -> None:
     fabric = replace(fabric, short_chains=True)
     hop_s, level_s, ranks = fabric.hop_s[2], fabric.tree_hop_s[2], inside * domains
@@ -107,7 +108,7 @@ def test_short_chains_are_the_best_powers_of_two(inside: int, domains: int, fabr
 
 
 @given(kinds, fabrics)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_nothing_costs_nothing(kind: str, fabric: Fabric) -> None:
     assert collective_s(kind, 0.0, 8, 8, fabric)[0] == 0.0
     assert collective_s(kind, 1e9, 1, 1, fabric)[0] == 0.0

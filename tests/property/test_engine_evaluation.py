@@ -91,6 +91,7 @@ def test_a_slower_machine_is_never_faster(data):
 OFFLOADED = [(), ("optimizer",), ("activations",), ("activations", "optimizer")]
 
 
+@pytest.mark.quick("offload2")
 @pytest.mark.parametrize("offload", OFFLOADED)
 @ENGINE
 @given(st.data())

@@ -22,9 +22,10 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import CORRECTED
+from suites import examples
 
 STRATEGY = CORRECTED.strategies["1d"]
-SOME = settings(ENGINE, max_examples=80)
+SOME = settings(ENGINE, max_examples=examples(80))
 MODELS = ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b")
 CLUSTERS = ("dgx-h100", "dgx-a100", "gb200-nvl72", "l40s-8", "mi300x-8")
 

@@ -47,6 +47,7 @@ def fitted_cases(draw: st.DrawFn) -> Case:
     return replace(case, job=replace(case.job, precision=PRECISIONS["bf16"]), machine=machine)
 
 
+@pytest.mark.slow
 @ENGINE
 @given(st.data())
 def test_a_block_of_plans_is_its_plans_one_by_one(data):

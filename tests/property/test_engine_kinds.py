@@ -15,8 +15,9 @@ from steptime.estimate.ledger import exposed_terms, fullest_stage, memory_terms
 from steptime.model.kinds import MIXERS, with_kinds
 from steptime.model.spec import LayerKind, ModelSpec
 from steptime.plan.strategies import CORRECTED
+from suites import examples
 
-QUICK = settings(max_examples=40, derandomize=True)
+QUICK = settings(max_examples=examples(40), derandomize=True)
 
 
 def _mixers(model: ModelSpec) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from steptime.plan.strategies import CORRECTED, Method, Strategy
 from steptime.search.planner import find
 from steptime_lab.published.mode import PublishedSpace
 from steptime_lab.published.rows import PUBLISHED
+from suites import examples
 
 SPACES = {CORRECTED: CorrectedSpace(), PUBLISHED: PublishedSpace()}
-FEW = settings(max_examples=50, derandomize=True)
+FEW = settings(max_examples=examples(50), derandomize=True)
 
 
 @st.composite

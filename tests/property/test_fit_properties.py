@@ -34,6 +34,7 @@ def found(engine: Captured) -> Found:
     return search(engine)
 
 
+@pytest.mark.slow
 def test_no_point_of_the_front_is_beaten(found: Found) -> None:
     assert len(found.front) > 3
     for a, b in pairwise(found.front):
@@ -41,6 +42,7 @@ def test_no_point_of_the_front_is_beaten(found: Found) -> None:
     assert found.least == found.front[-1]
 
 
+@pytest.mark.slow
 def test_memory_of_every_point_is_that_of_its_capture(engine: Captured, found: Found) -> None:
     """Captured anew, its states and gradients changed in the program itself, not by arithmetic."""
     bench = Bench(text=engine.bench.text, device=DEVICE)
@@ -62,6 +64,7 @@ def test_proposals_are_near_what_captures_say(found: Found) -> None:
             assert point.proposed_bytes == pytest.approx(point.memory_bytes, rel=0.05)
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower() -> None:
     """On devices that differ in memory only; points as good as equal may be exchanged."""
     bench = Bench(text=f"{EXAMPLE}:tiny", device=DEVICE)

@@ -26,6 +26,7 @@ def costs(mtbf: float, stall: float, lag: float, restart: float, lost: float = 0
     )  # fmt: skip
 
 
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize(("mtbf", "stall", "lag", "restart"), GRID)
 def test_expected_time(mtbf: float, stall: float, lag: float, restart: float) -> None:
     made = costs(mtbf, stall, lag, restart)
@@ -34,6 +35,7 @@ def test_expected_time(mtbf: float, stall: float, lag: float, restart: float) ->
     assert mean_wall_s(made, work, tau, 4) / work == pytest.approx(float(stretched(made, tau, mtbf)), rel=0.02)
 
 
+@pytest.mark.quick("30.0-900.0")
 @pytest.mark.parametrize("mtbf", [900.0, 3600.0, 36000.0])
 @pytest.mark.parametrize("stall", [2.0, 30.0])
 def test_young_daly_and_exact_cost_what_the_simulated_optimum_does(mtbf: float, stall: float) -> None:
@@ -45,6 +47,7 @@ def test_young_daly_and_exact_cost_what_the_simulated_optimum_does(mtbf: float, 
     assert mean_wall_s(made, work, 8 * exact, 2) > 1.02 * simulated, "the interval matters"
 
 
+@pytest.mark.slow
 def test_copies_in_memory_and_in_the_store() -> None:
     for lost in (0.02, 0.2):
         made = costs(3600.0, 2.0, 20.0, 100.0, lost, 2000.0)

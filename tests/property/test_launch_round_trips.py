@@ -39,6 +39,7 @@ UNSAID = {
 FIXED = {"context", "dispatcher", "overlap.dp", "overlap.tp", "overlap.pp", "overlap.ep", "overlap.offload"}
 
 
+@pytest.mark.quick(every=6)
 @pytest.mark.parametrize("name", SOFTWARE)
 def test_the_same_plan_comes_back(name: str, tmp_path: Path) -> None:
     software = software_called(name)
@@ -57,6 +58,7 @@ def test_the_same_plan_comes_back(name: str, tmp_path: Path) -> None:
         assert set(exported.lost) <= NOWHERE | FIXED | UNSAID[name] | no_stage, run
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("name", SOFTWARE)
 def test_the_options_alone_say_the_degrees(name: str, tmp_path: Path) -> None:
     """Without the comments the degrees are still those of the plan: they are in options, not in what steptime wrote."""
@@ -98,6 +100,7 @@ def same_estimate(run: RunSpec, exported: Exported, folder: Path) -> None:
     assert second.peak_memory_bytes == pytest.approx(first.peak_memory_bytes, rel=1e-6), run
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("name", SOFTWARE)
 def test_the_estimate_is_the_same(name: str, tmp_path: Path) -> None:
     """What a launch leaves out because it means nothing in the job changes no number."""

@@ -35,6 +35,7 @@ def least(problem):
     return min(problem.total(choice) for choice in itertools.product(*(range(len(o)) for o in problem.vertices)))
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("size", [2, 4, 6, 8])
 def test_the_choice_is_the_best_of_all(size):
     for seed in range(60):

@@ -17,8 +17,9 @@ from steptime.measure.mesh import Links, Quantity, discover, read_links, synthet
 from steptime.measure.mesh.groups import log_partitions, partition
 from steptime.measure.mesh.layout import find_chain
 from steptime.num import divisors
+from suites import examples
 
-SLOW = settings(max_examples=25)
+SLOW = settings(max_examples=examples(25))
 KINDS = st.sampled_from(sorted(synthetic.KINDS))
 SEEDS = st.integers(0, 10**6)
 
@@ -43,6 +44,7 @@ def test_clear_levels_are_always_found(shape: list[int], step: float, seed: int)
     assert mesh.shape == tuple(shape)
 
 
+@pytest.mark.slow
 @SLOW
 @given(kind=KINDS, seed=SEEDS, factor=st.floats(0.01, 100.0))
 def test_order_and_speed_of_the_whole_do_not_matter(kind: str, seed: int, factor: float) -> None:
@@ -64,6 +66,7 @@ def joined(links: Links) -> bool:
     return bool((np.linalg.matrix_power(near.astype(float), links.devices) > 0).all())
 
 
+@pytest.mark.slow
 @SLOW
 @given(kind=KINDS, seed=SEEDS)
 def test_a_mesh_is_well_formed(kind: str, seed: int) -> None:
@@ -80,7 +83,7 @@ def test_a_mesh_is_well_formed(kind: str, seed: int) -> None:
     assert all(link.factor >= 1.5 for link in mesh.broken_links + mesh.asymmetric_links)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(blocks=st.integers(1, 4), length=st.integers(2, 20), seed=SEEDS, data=st.data())
 def test_partitions_are_partitions(blocks: int, length: int, seed: int, data: st.DataObject) -> None:
     group = data.draw(st.sampled_from(divisors(length)[:-1] if length > 1 else [1]))
@@ -95,7 +98,7 @@ def test_partitions_are_partitions(blocks: int, length: int, seed: int, data: st
     assert log_partitions(length, group) >= -1e-9
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(length=st.integers(2, 30), seed=SEEDS)
 def test_chains_are_nested(length: int, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -144,7 +147,7 @@ HEADS = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(head=HEADS, rows=st.lists(st.lists(CELLS, min_size=1, max_size=5), max_size=5))
 def test_any_file_is_links_or_a_user_error(tmp_path: Path, head: str, rows: list[list[str]]) -> None:
     path = tmp_path / "any.csv"

@@ -15,12 +15,13 @@ from steptime.api.models import load_model
 from steptime.errors import UserError
 from steptime.formats.huggingface import read_huggingface
 from steptime.model import parameter_terms, read_model_toml
+from suites import examples
 
 FILES = sorted((Path(__file__).parents[1] / "data" / "huggingface").glob("*.json"))
 LAYERED = json.loads((FILES[0].parents[1] / "layered_checkpoints.json").read_text(encoding="utf-8"))
 CONFIGS = [json.loads(path.read_text(encoding="utf-8")) for path in FILES]
 CONFIGS += [row["config"] for row in LAYERED.values()]
-QUICK = settings(max_examples=150)
+QUICK = settings(max_examples=examples(150))
 
 TOML_KEYS = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len", "norm", "window",

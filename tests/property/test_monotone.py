@@ -24,6 +24,7 @@ from steptime.search.modes import MODES
 POINTS = 400
 
 
+@pytest.mark.slow
 def test_no_random_point_contradicts_itself() -> None:
     broken = [each for point in monotone.hunt(POINTS, seed=0) for each in point]
     assert not broken, "\n".join(f"{each.what}: {each.excess:.2g}, {each.where}, {each.plans}" for each in broken[:5])

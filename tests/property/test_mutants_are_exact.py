@@ -29,6 +29,7 @@ def sizes(rng, count):
     return [{name: int(rng.integers(1 + (name == "n"), top)) for name, top in names.items()} for _ in range(count)]
 
 
+@pytest.mark.quick("Convolution(kernel=(3, 1), pad=0, dilation=1, groups=2, bias=False)")
 @pytest.mark.parametrize("given", GEOMETRIES, ids=str)
 def test_corrected_mutants_differ_nowhere_modulo_a_prime(given):
     rng, tried = np.random.default_rng(given.pad), 0
@@ -41,6 +42,7 @@ def test_corrected_mutants_differ_nowhere_modulo_a_prime(given):
     assert tried > 30
 
 
+@pytest.mark.quick("Convolution(kernel=(3, 3), pad=1, dilation=1, groups=1, bias=False)")
 @pytest.mark.parametrize(
     "given", [Convolution(pad=1), Convolution(pad=2, dilation=2), Convolution(kernel=(5, 5), pad=2)], ids=str
 )
@@ -54,6 +56,7 @@ def test_boxes_say_what_comparing_every_element_says(given):
         assert check_masks(each, tuple(large)), str(each.mutant)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("seed", range(6))
 def test_passes_keep_results_of_random_convolutions(seed):
     rng = np.random.default_rng(seed)

@@ -66,6 +66,7 @@ def found_s(task: SplitTask) -> float | None:
     return task.slowest_s(found.counts)
 
 
+@pytest.mark.slow
 def test_the_best_split_is_that_of_all_splits() -> None:
     unfit = 0
     for task in cases(1000, 0):
@@ -75,6 +76,7 @@ def test_the_best_split_is_that_of_all_splits() -> None:
     assert 100 < unfit < 500
 
 
+@pytest.mark.slow
 def test_the_best_split_is_that_of_the_mixed_integer_program() -> None:
     for task in cases(40, 1, 14):
         least = proved_slowest_s(task)

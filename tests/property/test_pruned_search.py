@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from steptime.api import plan
 from steptime.errors import UserError
 from steptime.search import bounds, ranking
+from suites import examples
 
 CLUSTERS = ("dgx-h100", "dgx-a100-80gb", "dgx-b200", "tpu-v5p-pod")
 MODELS = ("llama3.1-8b", "llama2-13b", "gpt3-175b", "mixtral-8x7b", "llama3.1-70b", "deepseek-v3")
@@ -52,7 +53,8 @@ def _found(job):
     return result
 
 
-@settings(max_examples=25, derandomize=True, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
+@settings(max_examples=examples(25), derandomize=True, suppress_health_check=list(HealthCheck))
 @given(_jobs())
 def test_what_is_pruned_changes_nothing(job):
     pruned = _found(job)
@@ -126,6 +128,7 @@ def _on_a_machine(job, folder):
     return job
 
 
+@pytest.mark.quick("llama3.1-8b")
 @pytest.mark.parametrize("model", ["llama3.1-8b", "mixtral-8x7b"])
 def test_no_search_changes_what_a_later_one_finds(tmp_path, model):
     """Jobs of which each differs from the first in one thing, after all others against alone."""

@@ -35,6 +35,7 @@ from steptime.captured.rematerialisation.swap import (
     least_bytes,
     weigh_places,
 )
+from suites import examples
 
 times = st.floats(0.01, 10)
 
@@ -64,7 +65,7 @@ def ends(chain: Chain) -> tuple[float, float]:
 
 
 @given(any_chain, shares)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_no_schedule_is_over_its_limit_and_whatever_can_fit_does(chain: Chain, share: float) -> None:
     least, most = ends(chain)
     limit = share * most
@@ -76,7 +77,7 @@ def test_no_schedule_is_over_its_limit_and_whatever_can_fit_does(chain: Chain, s
 
 
 @given(any_chain, shares)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_solution_costs_what_its_schedule_costs(chain: Chain, share: float) -> None:
     found = solve(chain, share * ends(chain)[1])
     assume(isinstance(found, Solution))
@@ -87,7 +88,7 @@ def test_a_solution_costs_what_its_schedule_costs(chain: Chain, share: float) ->
 
 
 @given(any_chain, shares, st.floats(1, 2))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_more_memory_is_never_slower_within_a_table(chain: Chain, share: float, more: float) -> None:
     table = fill(chain)
     limit = max(share * table.ends[1].peak_bytes, table.ends[0].peak_bytes)
@@ -98,7 +99,7 @@ def test_more_memory_is_never_slower_within_a_table(chain: Chain, share: float, 
 
 
 @given(chains(whole), shares, st.floats(1, 2))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_more_memory_is_never_slower_where_nothing_is_rounded(chain: Chain, share: float, more: float) -> None:
     least, most = ends(chain)
     limit = max(share * most, least)
@@ -109,7 +110,7 @@ def test_more_memory_is_never_slower_where_nothing_is_rounded(chain: Chain, shar
 
 
 @given(any_chain)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_unlimited_memory_recomputes_nothing(chain: Chain) -> None:
     found = solve(chain, float("inf"))
     assert isinstance(found, Solution)
@@ -117,7 +118,7 @@ def test_unlimited_memory_recomputes_nothing(chain: Chain) -> None:
 
 
 @given(chains(whole), st.integers(1, 12))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_solver_is_never_slower_than_a_recipe_at_its_memory(chain: Chain, k: int) -> None:
     count = len(chain)
     for tree in (grouped(count, min(k, count)), every(count, 2)):
@@ -128,7 +129,7 @@ def test_the_solver_is_never_slower_than_a_recipe_at_its_memory(chain: Chain, k:
 
 
 @given(chains(real, longest=20))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_rounding_gives_a_period_at_most_one_slot_per_boundary(chain: Chain) -> None:
     recipe = solution(chain, schedule_of(grouped(len(chain), math.isqrt(len(chain) - 1) + 1)))
     found = solve(chain, recipe.peak_bytes * (1 + 3 * len(chain) / 400))
@@ -137,7 +138,7 @@ def test_rounding_gives_a_period_at_most_one_slot_per_boundary(chain: Chain) -> 
 
 
 @given(any_chain)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_front_falls_and_ends_at_both_extremes(chain: Chain) -> None:
     points = front(chain)
     least, most = ends(chain)
@@ -155,7 +156,7 @@ tall = st.builds(
 
 
 @given(st.builds(Chain, segments=st.lists(tall, min_size=3, max_size=7).map(tuple), output_bytes=whole))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_every_entry_of_an_exact_table_is_what_its_schedule_costs(chain: Chain) -> None:
     table = fill(chain)
     assert table.exact
@@ -180,7 +181,7 @@ def persistent(s: int, t: int) -> Iterator[Schedule]:
 
 
 @given(chains(whole, longest=5))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_the_front_is_that_of_all_persistent_schedules(chain: Chain) -> None:
     every = pareto(solution(chain, schedule) for schedule in persistent(0, len(chain) - 1))
     assert [one.peak_bytes for one in front(chain)] == [one.peak_bytes for one in every]
@@ -188,7 +189,7 @@ def test_the_front_is_that_of_all_persistent_schedules(chain: Chain) -> None:
 
 
 @given(chains(whole), st.floats(0.1, 100), st.floats(0.1, 100), shares)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_units_do_not_matter(chain: Chain, bytes_by: float, seconds_by: float, share: float) -> None:
     scaled = Chain(
         segments=tuple(
@@ -207,7 +208,7 @@ def test_units_do_not_matter(chain: Chain, bytes_by: float, seconds_by: float, s
 
 
 @given(chains(whole, longest=8), shares, st.floats(0.5, 20), st.floats(0.5, 20))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_places_fit_their_limit_and_keep_the_bound(chain: Chain, share: float, out: float, back: float) -> None:
     link, least = HostLink(out_Bps=out, in_Bps=back), least_bytes(chain)
     limit = max(least, share * ends(chain)[1])
@@ -221,7 +222,7 @@ def test_places_fit_their_limit_and_keep_the_bound(chain: Chain, share: float, o
 
 
 @given(chains(whole, longest=8), st.data(), st.floats(0.5, 20), st.floats(1, 4))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_faster_link_never_takes_longer_without_a_limit(
     chain: Chain, data: st.DataObject, rate: float, more: float
 ) -> None:

@@ -14,6 +14,7 @@ from steptime.captured.ops.placement import P, R, shard
 from steptime.hardware import load_cluster
 from steptime.sharding.mesh import Mesh, mesh_on
 from steptime.sharding.reshard import costs
+from suites import examples
 
 EVERY = list(product((R, shard(0), shard(1), P), repeat=2))
 CLUSTERS = ("dgx-h100", "dgx-a100", "frontier", "h200-nvl-4", "perlmutter")
@@ -27,14 +28,14 @@ def table(mesh: Mesh, element_bytes: float, rows: int = 256, columns: int = 512)
     return out
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.sampled_from(sorted(MESHES)), st.floats(1.0, 1e5), st.floats(1.0, 100.0))
 def test_more_bytes_take_no_less_time(key: tuple[str, tuple[int, int]], element_bytes: float, more: float) -> None:
     mesh = MESHES[key]
     assert (table(mesh, element_bytes) <= table(mesh, element_bytes * more) * ROUNDING).all()
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.sampled_from(sorted(MESHES)), st.floats(1.0, 1e5), st.integers(1, 8), st.integers(1, 8))
 def test_a_longer_tensor_takes_no_less_time(
     key: tuple[str, tuple[int, int]], element_bytes: float, rows: int, columns: int
@@ -44,7 +45,7 @@ def test_a_longer_tensor_takes_no_less_time(
     assert (table(mesh, element_bytes) <= longer * ROUNDING).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.sampled_from(sorted(MESHES)), st.floats(1.0, 1e5), st.sampled_from(["fast_Bps", "slow_Bps", "memory_Bps"]),
     st.floats(1.0, 10.0),

@@ -78,6 +78,7 @@ def graph(seed):
     return f
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("seed", range(40))
 def test_all_passes_keep_the_results_of_inference(seed):
     inputs = torch.randn(N, N), torch.randn(N, N)
@@ -91,6 +92,7 @@ def test_all_passes_keep_the_results_of_inference(seed):
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(expected, made, strict=True))
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("objective", ["time", "memory", "launches"])
 def test_what_is_applied_by_default_lowers_the_objective_and_keeps_training(seed, objective):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from steptime_lab.rules.domains import Floats
 from steptime_lab.rules.rule import Rule, assignments, unified
@@ -27,6 +28,7 @@ def difference(rule: Rule, at: dict[str, int], seed: int, lead: tuple[int, ...] 
     return worst
 
 
+@pytest.mark.slow
 def test_no_random_shape_breaks_a_shipped_rule() -> None:
     broken = []
     for number, rule in enumerate(shipped().rules):

@@ -38,6 +38,7 @@ def exhaustive(given):
     return best_first(given, alpha=float("inf"), budget=CLOSING)
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("block", range(4))
 def test_recommended_is_proved_best_on_small_graphs(block):
     closed = 0

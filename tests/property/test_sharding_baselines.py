@@ -23,6 +23,7 @@ FEW = Budget(cpu_s=20.0, evaluations=330)
 SLOW = {"bayesian": 2, "learned": 2}
 
 
+@pytest.mark.quick(every=10)
 @pytest.mark.parametrize("method", sorted(BASELINES))
 def test_a_baseline_reports_what_total_s_confirms_and_what_fits(method):
     reached = 0
@@ -41,6 +42,7 @@ def test_a_baseline_reports_what_total_s_confirms_and_what_fits(method):
     assert reached > 0
 
 
+@pytest.mark.quick(every=10)
 @pytest.mark.parametrize("method", sorted(BASELINES))
 def test_the_planner_is_never_worse_than_a_baseline(method):
     beaten = 0
@@ -62,6 +64,7 @@ def test_the_same_seed_gives_the_same_choice(method):
     assert first.choice == second.choice and first.evaluations == second.evaluations
 
 
+@pytest.mark.quick(without=["mcmc"])
 @pytest.mark.parametrize("method", ["local", "mcmc"])
 def test_local_searches_find_the_optimum_of_small_problems(method):
     found = 0

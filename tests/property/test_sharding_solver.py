@@ -32,6 +32,7 @@ from steptime_lab.planners.searches import search
 from synthetic_shardings import transformer
 
 
+@pytest.mark.slow
 def test_the_solver_finds_the_optimum_of_300_problems():
     outcomes = set()
     for seed in range(300):
@@ -153,6 +154,7 @@ def test_the_least_memory_is_the_least_peak_of_all_choices():
     assert searched == {True, False}
 
 
+@pytest.mark.slow
 def test_without_time_there_is_a_choice_that_fits():
     for memory in (None, 0.1, 0.05):
         problem = transformer((1.0, 1.0), memory=memory)
@@ -236,6 +238,7 @@ def test_a_start_is_the_answer_when_there_is_no_time():
     assert solve(problem, start=best.choice, time_limit_s=0.0).total_s <= best.total_s
 
 
+@pytest.mark.slow
 def test_an_interrupted_relaxation_leaves_the_start(monkeypatch):
     class Impatient(threading.Thread):
         """The first wait for the solver is broken off as by Ctrl-C."""
@@ -256,6 +259,7 @@ def test_an_interrupted_relaxation_leaves_the_start(monkeypatch):
     assert found.stop.reason == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_block_of_a_transformer_is_solved_within_the_gap():
     for weights, memory in (((1.0,), None), ((1.0,), 0.1), ((1.0, 94.0, 1.0), 0.1)):
         problem = transformer(weights, memory=memory)
@@ -264,6 +268,7 @@ def test_a_block_of_a_transformer_is_solved_within_the_gap():
         assert found.stop.reason == "proved_optimal" and found.relaxation_s <= found.bound_s
 
 
+@pytest.mark.slow
 def test_a_start_near_the_optimum_meets_the_gap():
     problem = transformer((1.0, 94.0, 1.0), memory=0.1)
     start = search("local", problem, Budget(cpu_s=60.0, evaluations=100_000)).choice

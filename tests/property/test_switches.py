@@ -33,6 +33,7 @@ def setting_of(model: str, cluster: str, gpus: int, batch: int, framework: str, 
     return request.setting(gpus, batch, choices)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("framework", ["automodel", "megatron-core", "torchtitan"])
 @pytest.mark.parametrize("job", JOBS, ids=[f"{job[0]}-{job[1]}-{n}" for n, job in enumerate(JOBS)])
 def test_the_fastest_setting_is_never_slower_and_takes_no_more_memory(framework: str, job: tuple) -> None:
@@ -54,6 +55,7 @@ def test_the_fastest_setting_is_never_slower_and_takes_no_more_memory(framework:
         assert np.all(np.asarray(first.peak_bytes) <= np.asarray(e.peak_bytes))
 
 
+@pytest.mark.quick("automodel")
 @pytest.mark.parametrize("framework", ["automodel", "megatron-core", "torchtitan"])
 def test_a_search_finds_what_a_search_of_every_setting_finds(framework: str) -> None:
     asked = {"gpus": 16, "global_batch": 64, "framework": framework, "top": 1}

@@ -23,6 +23,7 @@ from steptime_lab.replicas.consistency import (
     simulate,
 )
 from steptime_lab.replicas.descent import DIAMETER, descend
+from suites import examples
 
 PLAIN = Cycle(forward_s=1, between_s=0, backward_s=2, pull_s=0.1, push_s=0.1, serve_pull_s=0, serve_push_s=0)
 BOUNDS = (0, 1, 3, 8, ASYNCHRONOUS)
@@ -111,7 +112,7 @@ def cases(draw: Any) -> tuple[Cycle, Array, int, Outage | None]:
 
 
 @given(cases())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_windows_play_what_single_events_play(case: tuple[Cycle, Array, int, Outage | None]) -> None:
     cycle, factors, bound, outage = case
     found = simulate(cycle, factors, bound, outage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,31 @@ def test_fresh(n, tmp_path, monkeypatch, capsys):
 def test_of_nothing(n):
     pass
 """
+QUICK = """
+import pytest
+
+@pytest.mark.quick("1-2", "2-2", "1-three", "2-three")
+@pytest.mark.each("n", [1, 2, pytest.param(3, id="three")])
+@pytest.mark.each("m", [1, 2])
+def test_apart(n, m):
+    print(f"<{n} {m}>")
+
+@pytest.mark.quick(every=2)
+@pytest.mark.parametrize("n", ["u", "v", "w"])
+def test_every_second(n):
+    print(f"<e {n}>")
+
+@pytest.mark.quick("1")
+@pytest.mark.each("n", [2])
+def test_unknown(n):
+    pass
+
+@pytest.mark.quick(without=["x-a", "y-a"])
+@pytest.mark.parametrize("n", ["a", "b"])
+@pytest.mark.parametrize("m", ["x", "y"])
+def test_of_parametrize(n, m):
+    print(f"<{m} {n}>")
+"""
 
 
 def test_one_test_goes_through_all_values_and_tells_what_failed(pytester: pytest.Pytester) -> None:
@@ -50,3 +76,29 @@ def test_one_test_goes_through_all_values_and_tells_what_failed(pytester: pytest
     ):  # fmt: skip
         assert line in told, line
     assert "[six" not in told and "[1-1" not in told
+
+
+@pytest.mark.parametrize(
+    ("chosen", "values", "passed", "deselected"),
+    [
+        ("not slow", {"2 1", "2 2", "3 1", "3 2", "x b", "y b", "e u", "e w"}, 5, 5),
+        ("slow", {"1 1", "1 2", "x a", "y a", "e v"}, 4, 6),
+    ],
+)  # fmt: skip
+def test_quick_values_and_slow_ones_are_apart(
+    pytester: pytest.Pytester, chosen: str, values: set[str], passed: int, deselected: int
+) -> None:
+    pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
+    pytester.makepyfile(QUICK)
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-m", chosen, "-rA")
+    done.assert_outcomes(passed=passed, failed=1, deselected=deselected)
+    told = done.stdout.str()
+    assert set(re.findall(r"<(\w \w)>", told)) == values
+    assert "the marker quick names ['1']; there are ['2']" in told
+
+
+def test_a_quick_value_that_is_none_is_an_error(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
+    pytester.makepyfile(QUICK.replace('"x-a"', '"x-c"'))
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist")
+    assert done.ret and "the marker quick names ['x-c']; there are ['x-a', 'x-b', 'y-a', 'y-b']" in done.stdout.str()

@@ -24,7 +24,7 @@ def repository_files() -> list[Path]:
     for folder, folders, files in os.walk(ROOT):
         here = Path(folder).relative_to(ROOT)
         folders[:] = [f for f in folders if f not in SKIPPED and str(here / f) not in BUILT]
-        out += [Path(folder, name) for name in files]
+        out += [Path(folder, name) for name in files if name not in SKIPPED]  # .git of a worktree is a file
     return out
 
 

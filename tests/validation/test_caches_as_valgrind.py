@@ -95,6 +95,7 @@ CASES: dict[str, tuple[Trace, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @needs
 @pytest.mark.each("name", list(CASES))
 def test_misses_are_those_of_cachegrind(name: str, tmp_path: Path) -> None:

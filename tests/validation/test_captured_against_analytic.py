@@ -73,6 +73,7 @@ def differences(case: Case, quantity: str) -> float:
     return sum(d.amount(case.spec, case.tokens) for d in case.differences if d.quantity == quantity)
 
 
+@pytest.mark.quick("Llama 3 8B, fused SwiGLU", "GPT-2 with dropout")
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_every_layer_is_a_block(case: Case) -> None:
     sections = captured(case.name)

@@ -87,6 +87,7 @@ def one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.quick("gpt fp32 foreach adamw")
 @pytest.mark.each("name", CASES)
 def test_predicted_peak_is_that_of_the_tensors(name: str) -> None:
     build, dtype, optimizer, autocast = CASES[name]
@@ -100,6 +101,7 @@ def test_predicted_peak_is_that_of_the_tensors(name: str) -> None:
     assert abs(predicted.size_bytes - measured.tensors_bytes) <= max(ABSOLUTE, TOLERANCE * measured.tensors_bytes)
 
 
+@pytest.mark.quick("vit")
 @pytest.mark.parametrize("name", ["gpt fp32 foreach adamw", "gpt small batch, loop", "vit"])
 def test_predicted_peak_is_that_of_pytorchs_tracker(name: str) -> None:
     from torch.distributed._tools.mem_tracker import MemTracker

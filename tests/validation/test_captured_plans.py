@@ -112,6 +112,7 @@ def test_a_convolution_is_timed_by_its_curve_where_the_device_has_one():
     assert any(path.endswith("convolution_s") for path in result.time)
 
 
+@pytest.mark.slow
 def test_every_kernel_of_an_operator_counts():
     """Gradients of data and of weights are two kernels: their times are those of `steptime profile`."""
     job = {"gpus": 1, "global_batch": 64, "dtype": "fp32", "framework": "ideal", "plan": {"micro_batch": 64}}
@@ -124,6 +125,7 @@ def test_every_kernel_of_an_operator_counts():
     assert in_plan == pytest.approx(expected, rel=0.05), "sizes between those captured are on lines"
 
 
+@pytest.mark.quick(every=7)
 @pytest.mark.parametrize("operator", ["embedding", "softmax", "softmax_backward_data", "native_dropout",
                                       "native_dropout_backward", "bmm", "native_layer_norm"])  # fmt: skip
 def test_an_operator_has_the_curve_that_it_has_in_a_profile(operator):

@@ -275,6 +275,7 @@ def published_winners() -> check.Winners:
     return check.winners(PUBLISHED, PublishedSpace())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["summa_norm_width", "free_slow_stage_links"])
 def test_the_documented_table_is_what_is_computed(name, published_winners):
     fix, method, space = check.variants()[name]
@@ -299,6 +300,7 @@ def test_no_fix_makes_a_point_infeasible_and_the_corrected_mode_is_near_all_swit
     assert table["all_switches"][2] == table["corrected_mode"][2] == "117"
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_the_published_mode_computes_the_published_figures():
     checks = check_all()
@@ -307,6 +309,7 @@ def test_the_published_mode_computes_the_published_figures():
     assert max(c.worst for c in checks) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_a_wrong_figure_is_found(tmp_path, monkeypatch):
     source = require_data("published_search_gpt3_1T.csv.gz").parent

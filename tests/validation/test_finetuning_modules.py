@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.quick("checkpoints")
 @pytest.mark.parametrize(
     "case",
     [

@@ -81,6 +81,7 @@ def executed(engine: Captured, choice: Choice) -> int:
     return watch.measured().tensors_bytes
 
 
+@pytest.mark.quick("two micro-batches, selective")
 @pytest.mark.parametrize("name", CASES)
 def test_the_peak_is_that_of_the_tensors(engine: Captured, name: str) -> None:
     choice = chosen(engine, *CASES[name])

@@ -16,6 +16,7 @@ from models.layered_flops import PHASES, differences, module_flops, rows_flops, 
 FAST = ("mamba2", "nemotron_h", "falcon_h1", "minimax", "deepseek_v32", "bart", "whisper", "llava")
 
 
+@pytest.mark.quick(every=8)
 @pytest.mark.parametrize("family", FAST)
 def test_products_are_those_of_the_module(family: str, tmp_path: Path) -> None:
     spec = spec_of(family, tmp_path)

@@ -29,6 +29,7 @@ def errors() -> dict[tuple[str, str], list[float]]:
     return out
 
 
+@pytest.mark.quick(without=["simumax-all-22-0.003"])
 @pytest.mark.parametrize(
     ("source", "schedule", "rows", "mean"),
     [

@@ -122,6 +122,7 @@ def slower() -> dict[tuple[str, str, str], float]:
     return out
 
 
+@pytest.mark.slow
 def test_no_device_is_slower_than_one_that_its_datasheet_leaves_behind_but_where_it_was_measured() -> None:
     found = slower()
     assert {"h200-sxm", "gb300"} <= {one for one, _ in pairs()}

@@ -69,6 +69,7 @@ def is_own(machine: Machine, operator: str) -> bool:
     return machine.models[operator].curve.points > 0
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("name", device_names())
 def test_convolutions_are_within_the_peak_and_in_order(name: str) -> None:
     device = load_device(name)
@@ -100,6 +101,7 @@ def test_convolutions_are_within_the_peak_and_in_order(name: str) -> None:
                 assert (ratio <= CLOSE).all(), (wide, narrow, operator, ratio.max())
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", device_names())
 def test_products_are_within_the_peak_and_in_order(name: str, backward: bool) -> None:

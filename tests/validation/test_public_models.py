@@ -41,6 +41,7 @@ def counted(module: Any, inputs: Any) -> dict[str, int]:
     return {str(op).rpartition(".")[2]: flops for op, flops in counter.get_flop_counts()["Global"].items()}
 
 
+@pytest.mark.quick("T5 small", "mobilenetv3_large_100")
 @pytest.mark.each("name", CASES)
 def test_parameters_and_flops_are_those_of_a_real_run(name: str) -> None:
     pytest.importorskip(ROWS[name].package)

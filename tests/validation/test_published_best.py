@@ -79,6 +79,7 @@ FEWEST = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick("vit_era5-1d-fewest3")
 @pytest.mark.parametrize(("model", "name", "fewest"), FEWEST)
 def test_fewest_devices_on_which_a_model_fits(model, name, fewest):
     ours = []

@@ -38,6 +38,7 @@ def _plans(row: dict[str, str]):
     return cases.plans_of(row["strategy"], c["tp1"], c["tp2"], c["pp"], c["dp"], c["mbs"], c["nb"], _inside(row))
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_every_statistic_of_every_row():
     wrong, compared, rows = [], 0, 0
@@ -59,6 +60,7 @@ def test_every_statistic_of_every_row():
     assert rows == 1949
 
 
+@pytest.mark.quick("1d")
 @pytest.mark.shared
 @pytest.mark.parametrize("name", list(cases.STRATEGIES))
 def test_the_best_ten_of_every_point(name):
@@ -118,6 +120,7 @@ def test_the_figures_that_explain_the_best_plans():
     assert rows == 40
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_the_hardware_sweeps():
     """Days for 10^12 tokens with 1D on 8192 devices in domains of 8; the table has ten digits."""

@@ -76,6 +76,7 @@ def test_all_rationale_sweeps_and_their_terms(tmp_path: Path) -> None:
         assert abs(bubble - float(line["t_bubble"])) <= TOLERANCE * row["step_time_s"], line
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_hardware_sweeps(tmp_path: Path) -> None:
     """Every eleventh of the 1,116 points; ``steptime study run studies/hardware-sweeps.toml`` computes them all."""

@@ -82,6 +82,7 @@ def weights(plan: ShardingPlan) -> dict[str, str]:
     return {name: text_of(plan.parameters[f"blocks.0.{name}.weight"]) for name in WEIGHTS}
 
 
+@pytest.mark.quick(every=7)
 @pytest.mark.parametrize("axes", ["4", "8", "2x4"])
 @pytest.mark.parametrize("sizes", MANY_TOKENS)
 def test_without_a_limit_every_product_is_data_parallel_and_weights_are_whole(sizes, axes) -> None:
@@ -92,6 +93,7 @@ def test_without_a_limit_every_product_is_data_parallel_and_weights_are_whole(si
     assert text_of(plan.sharding_of(tokens)) == " ".join(["S(0)"] * len(plan.built.mesh.sizes))
 
 
+@pytest.mark.quick("sizes0-0.25", "sizes0-0.05")
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("sizes", MANY_TOKENS[1:])
 def test_with_many_tokens_a_limit_spreads_states_then_weights_as_fsdp(sizes, share) -> None:
@@ -109,6 +111,7 @@ def test_with_many_tokens_a_limit_spreads_states_then_weights_as_fsdp(sizes, sha
     assert {f"blocks.0.{name}.weight" for name in spread} <= gathered
 
 
+@pytest.mark.quick(every=12)
 @pytest.mark.parametrize("share", [*SHARES, None])
 @pytest.mark.parametrize("sizes", FEW_TOKENS)
 def test_with_few_tokens_it_is_megatrons_column_and_row_split(sizes, share) -> None:
@@ -117,6 +120,7 @@ def test_with_few_tokens_it_is_megatrons_column_and_row_split(sizes, share) -> N
     assert weights(plan) == {"qkv": "S(0)", "out": "S(1)", "up": "S(0)", "down": "S(1)"}
 
 
+@pytest.mark.quick(without=["512"])
 @pytest.mark.parametrize("width", [256, 512])
 def test_a_sequence_of_128_k_is_sharded_by_tokens(width) -> None:
     plan = best(width, 1, 128 * 1024)
@@ -129,6 +133,7 @@ def test_a_sequence_of_128_k_is_sharded_by_tokens(width) -> None:
     assert dims["attention"] in ({"heads"}, {"queries"})
 
 
+@pytest.mark.quick(every=9)
 @pytest.mark.parametrize("axes", ["4", "2x4", "2x8"])
 @pytest.mark.parametrize("width", [128, 512, 1024])
 def test_a_wide_resnet_is_never_slower_than_data_or_filter_parallel(width, axes) -> None:

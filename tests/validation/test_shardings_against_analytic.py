@@ -40,6 +40,7 @@ def flow(cluster, dtype):
     return flow_of(captured_step(MODEL, cluster, batch=8, dtype=dtype, optimizer="adamw-fused"))
 
 
+@pytest.mark.quick("fp32-1-8")
 @pytest.mark.parametrize(("tp", "dp"), [(8, 1), (2, 4), (1, 8)])
 def test_the_analytic_plan_and_the_problem_of_shardings_agree(cluster, flow, dtype, tp, dp):
     axes = {name: size for name, size in (("data", dp), ("model", tp)) if size > 1}

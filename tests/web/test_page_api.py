@@ -59,6 +59,7 @@ def test_a_search_is_that_of_the_api(page: TestClient) -> None:
     assert same(page.post("/api/plan", json=asked), expected)
 
 
+@pytest.mark.slow
 def test_other_questions_are_those_of_the_api(page: TestClient) -> None:
     first, second = with_plan(tp=2), with_plan(tp=4, pp=2)
     pair = [api.estimate(JOB["model"], JOB["cluster"], plan=one["plan"], **given(**JOB)) for one in (first, second)]

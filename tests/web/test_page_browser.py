@@ -37,6 +37,7 @@ def address() -> Iterator[str]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_person_chooses_plans_changes_explains_compares_and_downloads(
     browser: Any, address: str, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_an_error_is_said_once(browser: Any, address: str) -> None:
         assert page.locator("[role=alert]").count() == 1
 
 
+@pytest.mark.slow
 def test_a_map_of_two_degrees_and_the_whole_run(browser: Any, address: str) -> None:
     with Watched(browser, PHONE) as seen:
         page = seen.page
@@ -148,6 +150,7 @@ def test_a_map_of_two_degrees_and_the_whole_run(browser: Any, address: str) -> N
     assert seen.problems == []
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: scripts/web installs it")
 @pytest.mark.each(("name", "look"), [("light", LIGHT), ("dark", DARK), ("phone", PHONE)])
 def test_no_serious_fault_of_accessibility(browser: Any, address: str, name: str, look: dict[str, Any]) -> None:
@@ -180,6 +183,7 @@ def test_no_serious_fault_of_accessibility(browser: Any, address: str, name: str
     assert all(LOOPBACK.match(url) for url in seen.urls)
 
 
+@pytest.mark.slow
 def test_a_report_opens_from_disk(browser: Any, tmp_path: Path) -> None:
     written = tmp_path / "report.html"
     options = ["--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64", "--tp", "2", "--pp", "2"]

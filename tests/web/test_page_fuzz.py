@@ -20,8 +20,9 @@ from steptime.hardware import cluster_names
 from steptime.model.known import catalogue_names
 from steptime.options import KEYS
 from steptime.web.answers import ANSWERS, CATALOGUES
+from suites import examples
 
-FEW = settings(max_examples=80, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=examples(80), suppress_health_check=list(HealthCheck))
 
 texts = st.text(max_size=40) | st.sampled_from(
     [
@@ -94,6 +95,7 @@ def told(status: int, text: str, asked: object) -> None:
         assert document["error"]["message"].strip(), asked
 
 
+@pytest.mark.slow
 @FEW
 @given(question=st.sampled_from(sorted(ANSWERS)), body=bodies)
 def test_questions(page: TestClient, question: str, body: Any) -> None:

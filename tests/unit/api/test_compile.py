@@ -89,6 +89,7 @@ def test_torchtitan_files_say_it_too(tmp_path: Path) -> None:
     assert read_launch(str(tmp_path / "train.toml")).launch.values["compile"] is True
 
 
+@pytest.mark.slow
 def test_a_captured_module_is_timed_as_it_was_recorded() -> None:
     pytest.importorskip("torch")
     target = str(Path(__file__).parents[3] / "examples" / "gpt.py") + ":gpt2"

@@ -29,6 +29,7 @@ def asked(found: Guide, words: str) -> Decision:
     return next(each for each in found.decisions if words in each.question)
 
 
+@pytest.mark.slow
 def test_one_device_is_enough_where_it_ends_in_time(walks: dict[str, Guide]) -> None:
     small = walks["small"]
     assert asked(small, "one device?").answer == "yes" and asked(small, "acceptable").answer == "yes"
@@ -38,6 +39,7 @@ def test_one_device_is_enough_where_it_ends_in_time(walks: dict[str, Guide]) -> 
     assert small.cost_of_shortcut is not None and small.cost_of_shortcut > 1
 
 
+@pytest.mark.slow
 def test_replicas_are_added_until_it_ends_in_time(walks: dict[str, Guide]) -> None:
     hurry = asked(walks["hurry"], "replicas")
     count = int(hurry.numbers["gpus"])

@@ -75,6 +75,7 @@ def core(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.slow
 def test_commands_of_the_core_work_without_extras(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('base = "dgx-h100"\n[levels.nvlink]\ndevices = 4\n')
     (tmp_path / "run.toml").write_text(RUN.format(cluster=tmp_path / "mine.toml"))

@@ -234,6 +234,7 @@ def test_the_plan_of_an_estimate_may_be_given_as_it_is(plan):
     assert replace(again, notes=()) == replace(first, notes=())  # the micro-batch is given the second time
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each("framework", framework_names())
 @pytest.mark.each("overlap", [None, "none"])
 def test_the_plan_of_an_estimate_means_the_same_under_every_framework(framework, overlap):

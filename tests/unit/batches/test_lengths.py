@@ -94,6 +94,7 @@ def test_equal_lengths_are_the_estimate():
         assert (way.useful_share, way.slowest) == (1.0, 1.0) and way.step_time_s == pytest.approx(whole)
 
 
+@pytest.mark.slow
 def test_packing_beats_buckets_which_beat_padding():
     found = batches("llama3-8b", "dgx-h100", lengths=SPREAD, seq=4096, plan=PLAN, **JOB)
     rate = {way.name: way.useful_tokens_per_s for way in found.ways}

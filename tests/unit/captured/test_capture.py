@@ -169,6 +169,7 @@ def test_inputs_by_name_and_a_loss_by_name() -> None:
     assert "_log_softmax" in {c.node.op for c in program.calls}
 
 
+@pytest.mark.quick(without=["resnet"])
 @pytest.mark.parametrize("name", ["gpt", "resnet"])
 def test_an_exported_program_is_the_module(name: str) -> None:
     module, inputs = models.FACTORIES[name]()

@@ -68,6 +68,7 @@ def same(a: Program, b: Program) -> None:
     assert records[0] == records[1]
 
 
+@pytest.mark.quick("True-adamw", "False-sgd-momentum")
 @pytest.mark.each("optimizer", ["adamw", "adamw-loop", "adamw-fused", "sgd-momentum", "adagrad", "rmsprop", None])
 @pytest.mark.each("keep", [True, False])
 def test_folded_is_the_whole(optimizer: str | None, keep: bool) -> None:
@@ -103,6 +104,7 @@ def test_a_run_may_start_later_and_end_earlier() -> None:
     same(folded, whole)
 
 
+@pytest.mark.quick("gpt")
 @pytest.mark.parametrize("name", ["gpt", "gpt_eager", "llama", "bert", "vit", "moe"])
 def test_models_fold_exactly(name: str) -> None:
     module, inputs = models.FACTORIES[name](layers=8)
@@ -116,6 +118,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "
 DEEP = {**SMALL, "num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 16}
 
 
+@pytest.mark.quick(without=["llama-settings0-model.layers.0-6"])
 @pytest.mark.parametrize(
     ("name", "settings", "run"),
     [
@@ -233,6 +236,7 @@ class Late(Stack):
         return self.last(x)
 
 
+@pytest.mark.quick("Exit")
 @pytest.mark.parametrize("kind", [Sixth, Hidden, Exit, Counts, Late])
 def test_equal_blocks_that_are_used_unequally_are_recorded_one_by_one(kind: Any) -> None:
     module = kind([block() for _ in range(12)])
@@ -241,6 +245,7 @@ def test_equal_blocks_that_are_used_unequally_are_recorded_one_by_one(kind: Any)
     assert not folded.folded
 
 
+@pytest.mark.slow
 def test_weights_shared_by_late_blocks_count_once() -> None:
     module = Stack([block() for _ in range(12)])
     module.blocks[9][1].weight = module.blocks[8][1].weight

@@ -125,6 +125,7 @@ PUBLIC = {
 }  # fmt: skip
 
 
+@pytest.mark.quick("bert")
 @pytest.mark.each("name", PUBLIC)
 def test_a_public_model_is_recorded_the_same_without_looking_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
@@ -209,6 +210,7 @@ def weighed(program: Program) -> Any:
     return ran, sizes, Liveness(program).in_use_bytes.tolist(), place(program).peak_reserved_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.each("name", ["net", "working_between"])
 def test_checkpoints_of_a_module_that_was_seen_are_those_of_a_new_one(path: Path, name: str) -> None:
     """Blocks are not compared again; those of one checkpoint are folded where nothing runs between them."""

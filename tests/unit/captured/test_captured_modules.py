@@ -30,6 +30,7 @@ def total(model: CapturedModel, name: str, tp: int = 1, sp: int = 0, batch: int 
     return sum(count * one.times * float(getattr(one, name).at(way, batch)) for part, count in parts for one in part)
 
 
+@pytest.mark.quick("gpt", "mlp")
 @pytest.mark.each("name", EVERY)
 def test_no_parameter_is_lost_or_counted_twice(name):
     model = captured(name)
@@ -37,6 +38,7 @@ def test_no_parameter_is_lost_or_counted_twice(name):
     assert total(model, "weights") - tied == model.parameters
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each("name", EVERY)
 def test_operations_add_up_to_those_of_the_step(name):
     model = captured(name)

@@ -66,6 +66,7 @@ def test_a_tiny_module_keeps_its_optimiser_on_the_device(engine: Captured) -> No
     assert offload.step_s - fused.step_s > (3 * tensors - 2) * engine.bench.timer("fp32").host_s > 0
 
 
+@pytest.mark.slow
 def test_accumulation_takes_less_memory_and_more_launches(engine: Captured) -> None:
     whole = engine.plain("fp32", "fused")
     points = [engine.verified(replace(whole, micro_batch=micro)) for micro in (8, 4, 2, 1)]
@@ -73,6 +74,7 @@ def test_accumulation_takes_less_memory_and_more_launches(engine: Captured) -> N
     assert all(b.memory_bytes < a.memory_bytes and b.step_s > a.step_s for a, b in itertools.pairwise(points))
 
 
+@pytest.mark.quick(without=["all", "groups", "optimal"])
 @pytest.mark.parametrize("key", ["all", "every", "groups", "selective", "optimal", "8bit-activations"])
 def test_checkpoints_trade_time_for_memory(engine: Captured, key: str) -> None:
     plain = engine.verified(engine.plain("fp32", "fused"))

@@ -62,6 +62,7 @@ TREES: dict[str, Tree] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick("plain-fp32-True", "nested-bf16-False")
 @pytest.mark.each("accumulate", [False, True])
 @pytest.mark.each("precision", ["fp32", "bf16"])
 @pytest.mark.each("name", TREES)

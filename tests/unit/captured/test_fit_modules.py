@@ -292,6 +292,7 @@ def test_an_optimiser_that_cannot_be_captured_is_told(path: Path) -> None:
         fit(f"{path}:normed", "rtx-3090", optimizer="adam8bit")
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each("name", CAPTURED_OPTIMIZERS)
 def test_every_optimiser_is_weighed(path: Path, name: str) -> None:
     one = engine(path, "normed", 4, optimizer=name)

@@ -42,6 +42,7 @@ def test_nodes_cannot_be_changed() -> None:
         node.op = "other"
 
 
+@pytest.mark.slow
 def test_topological_order_has_no_depth_limit() -> None:
     graph = chain(Nodes(), 20_000)
     order = graph.nodes()

@@ -41,6 +41,7 @@ def counted_by_torch(name):
     return {str(op).rpartition(".")[2]: flops for op, flops in counter.get_flop_counts()["Global"].items()}
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each("name", sorted(FACTORIES))
 def test_flops_of_forward_and_backward_equal_those_of_pytorch(name):
     ours, theirs = by_operator(program(name)), counted_by_torch(name)

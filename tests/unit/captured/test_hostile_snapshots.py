@@ -17,6 +17,7 @@ from steptime.captured.formats import plain_pickle, snapshot_reader
 from steptime.captured.formats.plain_pickle import NamedGlobal, PickleProblem, loads
 from steptime.captured.formats.snapshot_reader import parse_snapshot, read_snapshot
 from steptime.errors import InputFileError, UserError
+from suites import examples
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(),
@@ -32,20 +33,20 @@ class Shell:
 
 
 @given(value=PLAIN, protocol=st.integers(0, 5))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_plain_data_reads_as_pickle_reads_it(value: object, protocol: int) -> None:
     assert loads(pickle.dumps(value, protocol=protocol)) == value
 
 
 @given(data=st.binary(max_size=200), start=st.sampled_from([b"", b"\x80\x04", b"\x80\x04}", b"(", b"\x80\x04]("]))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_any_bytes_give_a_value_or_one_problem(data: bytes, start: bytes) -> None:
     with contextlib.suppress(PickleProblem, InputFileError):
         parse_snapshot(loads(start + data), "f")
 
 
 @given(cut=st.integers(0, 400), at=st.integers(0, 400), byte=st.integers(0, 255))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_cut_and_damaged_snapshots_give_one_message(tmp_path: Path, cut: int, at: int, byte: int) -> None:
     event = {"action": "alloc", "addr": 2**40, "size": 512, "frames": [{"filename": "f", "line": 1, "name": "n"}]}
     data = bytearray(pickle.dumps({"segments": [], "device_traces": [[event]]}, protocol=4))
@@ -103,6 +104,7 @@ def test_a_memo_far_away_takes_no_memory() -> None:
     assert loads(b"\x80\x04Nr" + struct.pack("<I", 2**32 - 1) + b"j" + struct.pack("<I", 2**32 - 1) + b".") is None
 
 
+@pytest.mark.slow
 def test_nesting_and_doubling_end() -> None:
     deep = loads(b"\x80\x04" + b"]" * 300_000 + b"a" * 299_999 + b".")
     assert isinstance(deep, list)

@@ -29,6 +29,7 @@ def product_flops(program):
     return sum(2 * node.inputs[-2].type.shape[0] * WIDTH * WIDTH for node in sizes)
 
 
+@pytest.mark.quick(without=["inputs"])
 @pytest.mark.parametrize("of", ["inputs", "parameters"])
 def test_each_factor_takes_one_product_more(of):
     """Also a weight that does not move: PyTorch multiplies by zeros."""

@@ -18,6 +18,7 @@ from steptime.captured.onnx import (  # noqa: E402
 )
 from steptime.captured.onnx.step import program_of_file  # noqa: E402
 from steptime.errors import InputFileError, UserError  # noqa: E402
+from suites import examples  # noqa: E402
 
 
 def info(name, *shape, type=TensorProto.FLOAT):
@@ -77,7 +78,7 @@ def test_every_truncation_of_a_model_ends_in_a_message(tmp_path):
 
 
 @given(place=st.integers(0, 2**16), value=st.integers(0, 255))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_changed_byte_ends_in_a_message_or_a_graph(tmp_path, place, value):
     data = bytearray(plain().SerializeToString())
     data[place % len(data)] = value

@@ -124,6 +124,7 @@ def count(tensors):
     return sum(tensor.numel() for tensor in tensors)
 
 
+@pytest.mark.quick("Language-folded-False", "Language-kept-True", "Shared-whole-False")
 @pytest.mark.each(
     ("made", "form", "half"),
     [
@@ -145,6 +146,7 @@ def test_parameters_and_buffers_agree_with_the_module(made, form, half, tmp_path
     assert sum(each.elements for each in program.parameters if each.trained) == model.parameter_count
 
 
+@pytest.mark.slow
 def test_what_folding_takes_from_batch_normalisation_is_said(tmp_path):
     module = exported(tmp_path / "model.onnx", Vision, "dynamo")
     found = profile(str(tmp_path / "model.onnx"), "h100-sxm").to_json()

@@ -213,6 +213,7 @@ def test_a_table_is_exact_up_to_its_last_slot():
     assert not beyond.exact and beyond.unit_bytes > 1
 
 
+@pytest.mark.slow
 def test_rounding_to_slots_costs_little():
     chain = unequal(100)
     limit = 0.3 * simulate(chain, keep_all(100)).peak_bytes
@@ -223,6 +224,7 @@ def test_rounding_to_slots_costs_little():
     assert coarse.time_s <= fine.time_s * 1.003
 
 
+@pytest.mark.slow
 def test_further_tables_refine_the_low_end_of_the_front():
     chain = unequal(40)
     once, thrice = front(chain), front(chain, tables=3)

@@ -116,6 +116,7 @@ def test_the_choice_is_that_of_trying_all(seed, same, monkeypatch):
     assert found.least_bytes == least
 
 
+@pytest.mark.slow
 def test_the_choice_on_a_long_chain_is_proved_good():
     segment = replace(ONE, input_bytes=2, saved_bytes=30, gradient_bytes=2, backward_transient_bytes=8)
     chain = Chain(segments=(segment,) * 48)

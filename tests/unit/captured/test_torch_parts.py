@@ -84,6 +84,7 @@ def private_parts(source: str, objects: frozenset[str]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_one_module_alone_names_private_parts_of_torch() -> None:
     objects, package = of_objects(), ROOT / "src/steptime"
     files = [path for path in package.rglob("*.py") if "torch" in path.read_text(encoding="utf-8")]
@@ -132,6 +133,7 @@ def in_a_process(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", head + code, *words], capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("absent", ["torch._C._dispatch_key_set", "torch.autograd._get_sequence_nr"])
 def test_a_part_that_a_version_lacks_is_named_in_one_sentence(absent: str) -> None:
     words = ["profile", "examples/gpt.py:tiny", "--device", "h100-sxm"]
@@ -144,6 +146,7 @@ def test_a_part_that_a_version_lacks_is_named_in_one_sentence(absent: str) -> No
     assert f"steptime runs with torch>={parts.OLDEST};" in said
 
 
+@pytest.mark.slow
 def test_an_operator_that_a_version_lacks_is_a_row_that_never_matches() -> None:
     code = """
 space = type(torch.ops.aten)

@@ -22,6 +22,7 @@ from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.placement import place
 from steptime.errors import UserError
 from steptime.formats.trace import varint
+from suites import examples
 
 SECONDS = [1e-3, 2e-3, 0.0, 3e-3, 5e-4]
 SPANS = [
@@ -70,7 +71,7 @@ def test_spans_by_hand() -> None:
 
 
 @given(modules=st.lists(st.sampled_from(["", "a", "a.b", "a.b.c", "a.c", "b"]), max_size=20))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_spans_nest_and_cover_each_call(modules: list[str]) -> None:
     blank = step_of([], len(modules)).calls
     calls = tuple(replace(call, module=module) for call, module in zip(blank, modules, strict=True))

@@ -86,6 +86,7 @@ assert len(made) == 2 and not any("sin" in str(graph.graph) for graph in made)
 }
 
 
+@pytest.mark.quick("modules that compile nothing load no compiler")
 @pytest.mark.parametrize("case", CASES)
 def test_in_a_fresh_process(case: str) -> None:
     run = subprocess.run([sys.executable, "-c", HEAD + CASES[case]], capture_output=True, text=True)

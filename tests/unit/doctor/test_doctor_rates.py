@@ -54,6 +54,7 @@ def test_a_rate_that_fits_no_count_is_not_compared(estimate):
     assert bare is not None and bare.predicted is None and bare.measured == pytest.approx(50 * 8.192e12)
 
 
+@pytest.mark.slow
 def test_a_line_of_digits_is_read_in_one_pass(tmp_path: Path) -> None:
     """It took minutes: the time grew with the cube of the length of the line."""
     steps = [f" iteration {i}/ 1000 | elapsed time per iteration (ms): 1500 |\n" for i in range(1, 21)]

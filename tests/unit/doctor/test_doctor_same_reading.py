@@ -75,6 +75,7 @@ def test_arguments_of_2021_and_a_row(tmp_path):
     assert "as megatron-2021 does unless told otherwise: sp off" in own.warnings
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each(
     ("mesh", "lines", "row"),
     [

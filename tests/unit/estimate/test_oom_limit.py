@@ -18,6 +18,7 @@ JOB: dict[str, Any] = {"model": "llama2-13b", "cluster": "dgx-h100", "gpus": 8, 
 SMALL: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
 
 
+@pytest.mark.quick("0.1")
 @pytest.mark.parametrize("limit", [0.5, 0.1, 1e-3])
 def test_plans_are_those_of_the_whole_search_below_the_limit(limit: float) -> None:
     every = api.plan(**JOB, top=10**5, oom_limit=1.0)
@@ -74,6 +75,7 @@ def test_the_command_takes_it_as_reports_write_it() -> None:
         parse_limits(["oom_prob<=0.1"])
 
 
+@pytest.mark.slow
 def test_a_plan_above_the_limit_is_not_first_and_is_shown_with_what_makes_it_fit() -> None:
     every, found = api.plan(**JOB, top=10**5, oom_limit=1.0), api.plan(**JOB, top=10**5)
     safe = [e for e in every.plans if e.oom_probability <= LIKELY_FITS]

@@ -34,6 +34,7 @@ def planned(name: str, plans: Plans, **changes: Any) -> PlannedJob:
     return planned_job(CORRECTED, STRATEGY, job, plans, sizes_of(STRATEGY.block(job, plans)))
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each("attention", ["fused", "unfused"])
 @pytest.mark.each("name", ["llama3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3", "qwen1.5-moe-a2.7b"])
 def test_no_stage_needs_more_for_parts_that_it_does_not_keep(name: str, attention: str) -> None:

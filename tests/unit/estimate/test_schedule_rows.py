@@ -77,6 +77,7 @@ def played_s(row: Schedule, pipeline: Pipeline, last_s: float = 0.0) -> float:
     return spans_s[0] if row.synchronous else spans_s[1] - spans_s[0]
 
 
+@pytest.mark.quick(without=["searched"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_step_of_equal_stages(name: str) -> None:
     """Exact where the row says so, whatever the passes take."""
@@ -206,6 +207,7 @@ def test_an_estimate_says_which_rule_a_plan_breaks(plan: dict[str, Any], batch: 
     assert shown.exit_code == 2 and "Traceback" not in shown.output
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("name", [name for name, row in SCHEDULES.items() if not row.follows])
 def test_a_search_has_plans_of_every_schedule_and_reasons(name: str) -> None:
     row = SCHEDULES[name]

@@ -20,6 +20,7 @@ def energy(e: object) -> float:
     return e.run["energy"]["step_kWh"]  # type: ignore[attr-defined,no-any-return]
 
 
+@pytest.mark.slow
 def test_the_first_plan_by_energy_draws_least_of_all() -> None:
     by_time = api.plan(*ARGS, **JOB, **LENGTH, prices="default", top=200)
     by_energy = api.plan(*ARGS, **JOB, **LENGTH, prices="default", objective="energy", top=200)
@@ -96,6 +97,13 @@ PLANS = [
 ]
 
 
+@pytest.mark.quick(
+    "llama3-70b-dgx-h100-16-64-plan12",
+    "gpt3-175b-dgx-h200-16-64-plan19",
+    "llama3-8b-dgx-h100-16-64-plan0",
+    "llama3-8b-dgx-b200-16-64-plan6",
+    "llama3-70b-dgx-b200-16-64-plan14",
+)
 @pytest.mark.parametrize(("model", "cluster", "gpus", "batch", "plan"), PLANS)
 def test_a_shadow_price_is_the_difference_of_estimates(
     model: str, cluster: str, gpus: int, batch: int, plan: dict[str, object]
@@ -132,6 +140,7 @@ def test_matrix_units_are_worth_something() -> None:
     assert price.worth_run_s == pytest.approx(price.worth_s * 1e9 / 8192 / 64)
 
 
+@pytest.mark.slow
 def test_more_memory_and_more_devices_follow_the_search() -> None:
     case = {"gpus": 16, "global_batch": 64}
     found = api.shadow("llama3-70b", "dgx-h100", **case, training={"tokens": "1B"})

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
 from steptime.hardware import Kind, cluster_names, device_names, device_within, load_cluster, load_device
 from steptime.hardware.load import MAX_BYTES
+from suites import examples
 
 DEVICE = """
 memory = "48 GB"
@@ -355,7 +356,7 @@ def toml(value: object) -> str:
 
 
 @given(table=st.dictionaries(KEYS, VALUES, max_size=5), load=st.sampled_from([load_device, load_cluster]))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_any_file_loads_or_gives_a_user_error(tmp_path: Path, table: dict[str, object], load: Any) -> None:
     path = write(tmp_path, "\n".join(f"{key} = {toml(value)}" for key, value in table.items()))
     try:
@@ -365,7 +366,7 @@ def test_any_file_loads_or_gives_a_user_error(tmp_path: Path, table: dict[str, o
 
 
 @given(data=st.binary(max_size=200))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_bytes_load_or_give_a_user_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "own.toml"
     path.write_bytes(data)

@@ -64,6 +64,7 @@ def test_history_learns_a_repeating_order_that_counters_alone_do_not() -> None:
     assert sum(a[0] == b for a, b in zip(levels.last_level(misses(true)), true, strict=True)) < 10
 
 
+@pytest.mark.quick("gather")
 @pytest.mark.each("pattern", ["stream", "gather", "spmv", "transpose"])
 def test_maps_know_the_levels_of_simulated_misses(pattern: str) -> None:
     shape = Shape(n=60, table=4096) if pattern == "transpose" else Shape(n=1200, table=4096)
@@ -74,12 +75,14 @@ def test_maps_know_the_levels_of_simulated_misses(pattern: str) -> None:
     assert set(got) == set(PREDICTORS)
 
 
+@pytest.mark.slow
 def test_the_table_has_eight_patterns_or_more_and_shares_that_add_up() -> None:
     assert len(levels.CASES) >= 8
     (row,) = level_table(hierarchy("1KiB:2,4KiB:4"), ("chase",))
     assert sum(row.served.values()) == pytest.approx(1.0) and row.misses <= row.accesses
 
 
+@pytest.mark.slow
 def test_arrays_as_compiled_kernels_take_them_give_what_lists_give(monkeypatch: pytest.MonkeyPatch) -> None:
     made, caches = trace("histogram", Shape(n=30_000, table=900)), hierarchy("1KiB:2,4KiB:4,16KiB:8")
     pairs = []

@@ -67,6 +67,7 @@ def test_cycles_by_hand():
     assert found.traffic_bytes[0, 0] == 4 * (600 * 320 * 512 / 32 + 600 * 320 * 512 / 6)
 
 
+@pytest.mark.quick(without=["shape0"])
 @gcc
 @pytest.mark.parametrize("shape", [(96, 80, 64), (7, 5, 3), (50, 130, 600)])
 def test_every_kernel_computes_the_product(kernels, shape):

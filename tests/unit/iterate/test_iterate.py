@@ -80,6 +80,7 @@ def test_an_iteration_is_the_sum_of_its_kernels():
     json.dumps(found.to_json())
 
 
+@pytest.mark.slow
 def test_reorthogonalisation_costs_two_passes_over_the_basis():
     plain, full = (
         iteration(name, "stencil-3d:50000", KNOWN, vectors=30).time_s for name in ("lanczos", "lanczos-full")
@@ -186,6 +187,7 @@ HEAD = "%%MatrixMarket matrix coordinate real symmetric\n"
 RUN = "import sys; from steptime.__main__ import run; sys.argv[1:1] = ['iterate', 'cg', '--matrix']; run()"
 
 
+@pytest.mark.quick("cut")
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [

@@ -60,6 +60,7 @@ def test_the_usual_sizes_stay_where_they_pass_the_cache() -> None:
     assert work.extent_of("cpu", True, 16e9, 128 * MIB).streams
 
 
+@pytest.mark.slow
 def test_an_unsure_bandwidth_is_assumed_and_widens_the_bands(tmp_path: Path) -> None:
     """A cache of 1 GiB in 2 GB of memory: no copy passes it."""
     on = described(1024 * MIB, 2e9)

@@ -26,6 +26,7 @@ from steptime.measure.runs.canonical import device_name
 # --- against a public profile
 
 
+@pytest.mark.slow
 def test_residuals_against_a_public_profile(tmp_path: Path) -> None:
     fitted = profile.fit(HOST, measured(TODO), [], None, "2026-01-01")
     found = comparison.compare(fitted, "h100-sxm", "cuda_graph_p25")
@@ -143,6 +144,7 @@ def fitted_gpu() -> profile.Fitted:
     return profile.fit(GPU, [*found, *launched], [], None, "2026-01-01")
 
 
+@pytest.mark.slow
 def test_the_host_and_the_copy_engine_are_not_taken_for_the_device() -> None:
     """As an H100 behind a slow host: 600 us to issue anything, and copies slower than kernels."""
     device = fitted_gpu().device
@@ -154,6 +156,7 @@ def test_the_host_and_the_copy_engine_are_not_taken_for_the_device() -> None:
     assert device.vector_efficiency == 1.0 and device.vector_flops_per_s["bf16"] >= 0.9 * least
 
 
+@pytest.mark.slow
 def test_the_file_of_a_known_gpu_says_its_architecture() -> None:
     fitted = fitted_gpu()
     assert '\narchitecture = "hopper"\n' in cluster_file.cluster_text(fitted)

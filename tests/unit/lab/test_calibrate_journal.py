@@ -62,6 +62,7 @@ def test_a_damaged_record_of_a_convolution_is_measured_again(damage: dict[str, A
     assert runner.done_keys([{**record_of(task, [1.0]), "shape": {**IMAGES, **damage}}]) == set()
 
 
+@pytest.mark.slow
 @torch_needed
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("new", "kinds"), [(("conv",), CONVOLVED), (("_norm", "_pool"), LOOPED)])

@@ -132,6 +132,7 @@ def test_too_few_or_bad_points_are_refused() -> None:
         nonnegative(np.column_stack([np.ones(9), np.arange(9.0)]), np.arange(9.0))
 
 
+@pytest.mark.slow
 def test_models_recover_what_made_the_times() -> None:
     found = [m for m in measured(TODO) if m.task.kind == "matmul" and m.task.dtype == "fp32"]
     rows = [profile.arguments_of(m.task) for m in found]
@@ -156,6 +157,7 @@ def test_roofline_model_splits_the_points() -> None:
 # --- the files
 
 
+@pytest.mark.slow
 def test_profile_is_a_cluster_of_every_command(tmp_path: Path) -> None:
     mesh = Mesh(nodes=1, local=4)
     fitted = profile.fit(HOST, measured(TODO, 0.02), timed(mesh), mesh, "2026-01-01")
@@ -182,6 +184,7 @@ def test_profile_is_a_cluster_of_every_command(tmp_path: Path) -> None:
         predictor.seconds(replace(unseen, dtype="fp8"))
 
 
+@pytest.mark.quick("cuda-2.13.0+rocm7.0-unknown")
 @pytest.mark.parametrize(
     ("device", "torch", "vendor"),
     [("cpu", "2.13.0", "unknown"), ("cuda", "2.13.0+cu130", "NVIDIA"), ("cuda", "2.13.0+rocm7.0", "unknown")],
@@ -194,18 +197,21 @@ def test_a_measured_device_says_what_it_is(tmp_path: Path, device: str, torch: s
     assert found.vendor == vendor and found.is_host == (device == "cpu")
 
 
+@pytest.mark.slow
 def test_two_nodes_give_two_levels() -> None:
     mesh = Mesh(nodes=2, local=2)
     fitted = profile.fit(HOST, measured(FEW), timed(mesh), mesh, "2026-01-01")
     assert [(level.name, level.devices) for level in fitted.levels] == [("local", 2), ("node", None)]
 
 
+@pytest.mark.slow
 def test_one_process_says_that_its_level_is_assumed() -> None:
     fitted = profile.fit(HOST, measured(FEW), [], None, "2026-01-01")
     assert fitted.levels[0].points == 0
     assert 'kind = "assumed"' in cluster_file.cluster_text(fitted)
 
 
+@pytest.mark.slow
 def test_too_few_measurements_name_what_is_missing() -> None:
     with pytest.raises(UserError, match="no matrix product"):
         profile.fit(HOST, measured(FEW)[:3], [], None, "2026-01-01")
@@ -214,6 +220,7 @@ def test_too_few_measurements_name_what_is_missing() -> None:
     assert any(note.startswith("softmax fp32") and "too few" in note for note in fitted.skipped)
 
 
+@pytest.mark.slow
 def test_somebody_elses_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "m.toml"
     path.write_text('title = "mine"\n')
@@ -275,6 +282,7 @@ class StopError(Exception):
     """Stands for Ctrl-C, which pytest itself would catch."""
 
 
+@pytest.mark.slow
 @torch_needed
 def test_interrupt_and_resume(small: None, tmp_path: Path) -> None:
     request = session.Request(out=tmp_path / "m.toml")
@@ -303,6 +311,7 @@ def test_interrupt_and_resume(small: None, tmp_path: Path) -> None:
     assert [r["key"] for r in read_journal(journal).records] == [*keys, "dtypes"]
 
 
+@pytest.mark.slow
 @torch_needed
 def test_command_prints_one_document_or_a_report(
     small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -332,6 +341,7 @@ def test_journal_of_another_machine_is_refused(small: None, tmp_path: Path) -> N
         session.calibrate(request, lambda done, total: None)
 
 
+@pytest.mark.slow
 @torch_needed
 def test_a_rank_that_dies_loses_nothing(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
@@ -360,6 +370,7 @@ def test_a_rank_that_dies_loses_nothing(small: None, tmp_path: Path, monkeypatch
     assert {c.kind for c in fitted.collectives} == set(collectives.KINDS)
 
 
+@pytest.mark.slow
 @torch_needed
 def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
     work_file = tmp_path / "work.json"

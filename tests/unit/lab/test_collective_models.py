@@ -155,6 +155,7 @@ def test_profile_errors_name_the_field(tmp_path: Path) -> None:
         read_fabric_profile(path)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each(
     ("old", "new", "field"),
     [

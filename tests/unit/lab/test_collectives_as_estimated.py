@@ -42,6 +42,7 @@ def test_no_collective_beats_the_links_that_estimates_know(device: str) -> None:
     assert seconds == pytest.approx(float(collective_over("all_reduce", estimate(device, 8), SIZE, 8, 8)))
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each("kind", sorted(set(KINDS.values())))
 def test_every_collective_has_a_textbook_time(kind: str) -> None:
     seconds = {ranks: float(rows("mi300x", ranks, kind).seconds[0]) for ranks in (8, 16)}

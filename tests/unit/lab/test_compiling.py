@@ -80,6 +80,7 @@ def test_compiling_saves_launches_and_graphs_leave_one():
     assert found.graphed["step_time_s"] < found.fused["step_time_s"] < found.eager["step_time_s"]
 
 
+@pytest.mark.slow
 def test_pieces_between_breaks():
     def f(m, x):
         y = x.exp()

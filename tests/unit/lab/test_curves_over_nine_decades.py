@@ -23,6 +23,7 @@ def found() -> tuple[Sweep, ...]:
     return tuple(sweeps())
 
 
+@pytest.mark.slow
 def test_large_sizes_tend_to_the_roofline() -> None:
     far = [(s.device, s.what, s.over.max()) for s in found() if len(s.over) and s.over.max() > MOST_OVER]
     below = [(s.device, s.what, s.over.min()) for s in found() if len(s.over) and s.over.min() < LEAST]
@@ -39,6 +40,7 @@ def test_devices_that_are_alike_take_alike_long() -> None:
     assert len(pairs) > 300
 
 
+@pytest.mark.quick(without=["alike"])
 @pytest.mark.parametrize("limit", ["over", "alike"])
 def test_rows_that_cost_without_end_would_be_found(limit: str) -> None:
     """What the same curves do where rows beyond the measured ones cost as much as each of those."""

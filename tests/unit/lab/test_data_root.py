@@ -84,6 +84,7 @@ def test_unmarked():
 """
 
 
+@pytest.mark.quick("False-0-outcome2")
 @pytest.mark.parametrize(
     ("present", "workers", "outcome"),
     [(True, "0", {"passed": 2, "failed": 1}), (True, "2", {"passed": 2, "failed": 1}),
@@ -91,17 +92,19 @@ def test_unmarked():
 )  # fmt: skip
 def test_only_marked_tests_see_the_measurements(tmp_path, monkeypatch, present, workers, outcome):
     """With them the marked tests pass, without them they are skipped with the reason; the unmarked one always fails."""
-    shutil.copy(Path(__file__).parents[2] / "conftest.py", tmp_path)
+    for name in ("conftest.py", "suites.py"):
+        shutil.copy(Path(__file__).parents[2] / name, tmp_path)
     (tmp_path / "test_a.py").write_text(TESTS)
     (tmp_path / "nothing_beside.py").write_text("import steptime_lab.data_root as m\nm._CHECKOUT = m.Path('/none')\n")
     data = tmp_path / "data"
     data.mkdir()
     (data / "a.csv").write_text("1")
     monkeypatch.setenv(module.VARIABLE, str(data) if present else "")
+    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     options = ["-p", "nothing_beside", "-p", "no:cacheprovider", "-n", workers, "-rs"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-o", "markers=shared", str(tmp_path)], cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"}, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": places, "COLUMNS": "200"}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     found = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|skipped)", done.stdout)}
     assert found == outcome, done.stdout + done.stderr

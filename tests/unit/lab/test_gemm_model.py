@@ -181,6 +181,7 @@ def synthetic(rows: int = 400, seed: int = 3) -> tuple[dict[str, Array], Array, 
     return shape, clean * np.exp(0.02 * random.standard_normal(rows)), truth
 
 
+@pytest.mark.slow
 def test_the_fit_recovers_what_made_the_data() -> None:
     pytest.importorskip("scipy")
     shape, seconds, truth = synthetic()
@@ -211,6 +212,7 @@ def test_cross_validation_never_sees_a_shape_twice(monkeypatch: pytest.MonkeyPat
         assert not train & set(groups[groups % np.uint64(5) == part].tolist())
 
 
+@pytest.mark.slow
 def test_a_curve_has_its_errors_and_ranges() -> None:
     pytest.importorskip("scipy")
     shape, seconds, _ = synthetic(300)
@@ -264,6 +266,7 @@ def test_truth_is_the_median_per_shape() -> None:
     assert plain.timer == "kernel" and plain.device.name == "h100-sxm"
 
 
+@pytest.mark.slow
 def test_the_framework_in_the_middle_is_preferred() -> None:
     rows = []
     for framework, factor in (("slow", 9.0), ("fast", 1.0), ("middle", 2.0)):

@@ -65,6 +65,7 @@ def test_a_row_that_states_everything_has_one_setting():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_row_of_the_hand_made_table():
     for run in read_runs(FILE).runs:
         check(run, candidates(run))
@@ -328,6 +329,7 @@ def test_models_with_experts_recompute_modules():
     assert RECOMPUTE["modules"] == (*RECOMPUTE["norms"], "activation")
 
 
+@pytest.mark.slow
 def test_degrees_that_are_not_stated():
     found = candidates(one("quiet"))
     assert len({c.degrees for c in found}) > 1
@@ -370,6 +372,7 @@ def test_weight_of_what_fits():
     assert fit_weight(3.0, 1.0) == 0.002 < fit_weight(1.1, 1.0) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_every_shared_row_has_settings():
     for run in read_runs(require_data("measured_training.csv.gz")).runs[::7]:

@@ -33,6 +33,7 @@ def line(base: MeasuredRun, *, off: float = 0.0, origin: TimeOrigin = TimeOrigin
             for batch, t in zip(BATCHES, times, strict=True)]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_exact_lines_are_found_and_nothing_else(base: MeasuredRun) -> None:
     assert computed_rows(line(base)) == {0, 1, 2}
     assert not computed_rows(line(base, off=0.003))

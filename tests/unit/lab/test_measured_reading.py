@@ -333,6 +333,7 @@ def test_no_file_and_a_folder(tmp_path: Path):
         read_runs(tmp_path)
 
 
+@pytest.mark.slow
 def test_no_text_makes_reading_fail():
     """Every cell of every row replaced by junk in turn: each row stays accounted for."""
     junk = ("", "x", "-1", "0", "1e400", "nan", "1e17", "99999", "a/b", "(", "FP8 or", "\\", "[x", "3.5", "é" * 500)
@@ -359,6 +360,7 @@ def everything() -> Reading:
     return read_runs(require_data("measured_training.csv.gz"))
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_nine_of_ten_shared_rows_are_read(everything: Reading):
     usable, lost = len(everything.timed), sum(s.measured for s in everything.skipped)
@@ -367,6 +369,7 @@ def test_nine_of_ten_shared_rows_are_read(everything: Reading):
     assert not [s for s in everything.skipped if s.reason in (Reason.INTERNAL, Reason.UNKNOWN_DEVICE)]
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_printed_tflops_follow_from_shape_and_definition(everything: Reading):
     """Sources whose convention was verified: rate from our shape, definition and the step time."""

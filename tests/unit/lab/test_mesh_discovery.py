@@ -47,6 +47,7 @@ def matrix(values: object, kind: str = "latency") -> Links:
     return Links(names=names, quantities=(Quantity(kind=kind, values=array),))
 
 
+@pytest.mark.quick("flat-0", "fat tree-0", "3D torus-1")
 @pytest.mark.each("seed", range(2))
 @pytest.mark.each("name", FABRICS)
 def test_the_shape_comes_back(name: str, seed: int) -> None:
@@ -171,6 +172,7 @@ def test_a_slow_device_keeps_its_place() -> None:
     assert mesh.coordinates[5][1] == mesh.coordinates[4][1]
 
 
+@pytest.mark.quick(without=["0.25"])
 @pytest.mark.parametrize("share", [0.1, 0.25])
 def test_missing_pairs_are_tolerated_and_said(share: float) -> None:
     mesh = discover(links_of(synthetic.fat_tree(4, 4, 4), 6, missing=share))
@@ -264,6 +266,7 @@ def test_partitions_are_counted_and_the_best_is_found() -> None:
     assert sorted(sorted(row) for row in few.tolist()) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
+@pytest.mark.slow
 def test_a_large_mesh_takes_the_other_way_through() -> None:
     """Above LARGE devices only misplaced ones are exchanged, in single precision."""
     fabric = synthetic.nested("large", (2, 8, 12, 6), [1e-6, 2e-6, 4e-6, 8e-6], [8e9, 4e9, 2e9, 1e9])

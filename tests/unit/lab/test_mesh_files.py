@@ -219,6 +219,7 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, 
     return code, out.out, out.err
 
 
+@pytest.mark.quick("rails")
 @pytest.mark.parametrize("name", ["rails", "3D torus", "fat tree"])
 def test_the_command_prints_what_the_function_returns(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -39,6 +39,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each(("axes", "kind", "domain"), CASES)
 def test_files_have_the_topology_that_was_found(
     axes: tuple[tuple[int, AxisKind, float], ...], kind: str | None, domain: int, tmp_path: Path

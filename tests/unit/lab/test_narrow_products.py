@@ -37,6 +37,7 @@ def test_kernels_alone_take_longer_in_16_bits() -> None:
     assert seconds[1] - seconds[0] == pytest.approx(2.3e-6, rel=0.35)  # times what a residual leaves over
 
 
+@pytest.mark.quick(without=["fp8"])
 @pytest.mark.parametrize("dtype", ["fp8", "nvfp4"])
 def test_layers_of_all_frameworks_take_the_curve_that_an_estimate_takes(dtype: str) -> None:
     found = predict_kernels(table(*({"dtype": dtype, "notes": f"fw={name};v=1"} for name in ("vllm", "other"))))
@@ -65,6 +66,7 @@ def test_a_fit_knows_what_its_rows_convert() -> None:
     assert product < layer
 
 
+@pytest.mark.slow
 def test_a_curve_has_ranges_of_sizes_alone() -> None:
     rng = np.random.default_rng(0)
     rows = [{"m": float(m), "n": float(n), "k": 2048.0, "latency_us": 10 + m * n * 1e-6, "notes": "fw=vllm;v=1"}

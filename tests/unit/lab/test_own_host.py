@@ -180,6 +180,7 @@ def fitted(**seconds: float) -> profile.Fitted:
     return profile.fit(HOST, [*launched(**seconds), *made], [], None, "2026-11-22")
 
 
+@pytest.mark.slow
 def test_a_cluster_file_carries_it(tmp_path: Path) -> None:
     cluster_file.write(tmp_path / "a.toml", fitted(launch=3e-6, training_passes=3e-4, training_operators=4e-5))
     device = load_cluster(tmp_path / "a.toml").device
@@ -262,6 +263,7 @@ def test_estimates_join_both_likewise(device: str, sharpness: float) -> None:
     assert paced_s(device_s, done, framework) == issued_s(device_s, 10.0, framework.host_s, sharpness)
 
 
+@pytest.mark.slow
 def test_a_step_on_the_host_says_who_issues_it(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     module = tmp_path / "m.py"

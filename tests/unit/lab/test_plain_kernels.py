@@ -55,6 +55,7 @@ def modules(torch: Any) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_row_and_a_profile_of_the_same_operator_agree(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from steptime.captured.profiling import profile
@@ -75,6 +76,7 @@ def test_a_row_and_a_profile_of_the_same_operator_agree(tmp_path: Path) -> None:
         assert curve in ("own", "own, stand-in", "transferred")
 
 
+@pytest.mark.slow
 def test_every_operator_is_timed_on_a_measured_and_on_an_unmeasured_device(tmp_path: Path) -> None:
     sizes = NORM | PRODUCT | ATTENTION | IMAGE | {"batch": "2", "conv_stride": "2"}
     for gpu in ("h100", "h800", "mi300x"):
@@ -108,6 +110,7 @@ def test_remarks_of_an_unknown_source_change_nothing(tmp_path: Path) -> None:
     assert first == second > 0
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize(
     ("given", "op", "dtype"),
     [("MatMul", "gemm", "torch.bfloat16"), ("rms_norm", "rmsnorm", "BF16"), ("layer-norm fwd", "layernorm", "bfloat16"),
@@ -128,6 +131,7 @@ def test_names_that_a_family_has_are_not_taken_for_others() -> None:
     assert dtype_named("nvfp4") == "nvfp4"
 
 
+@pytest.mark.slow
 def test_a_hint_says_what_to_write(tmp_path: Path) -> None:
     rows = [{"op": "sort", **NORM}, {"op": "rmsnorm", "rows": "4096"}, {"op": "gemm", **PRODUCT, "dtype": "float7"}]
     found = scored(tmp_path, *rows).to_json()
@@ -152,6 +156,7 @@ def test_sizes_that_are_no_sizes_are_not_timed() -> None:
     assert {row["op"] for row in columns_of_kernels()} == set(PLAIN)
 
 
+@pytest.mark.quick("time_ms-0.1")
 @pytest.mark.parametrize(
     ("column", "cell"),
     [("time_ms", "0.1"), ("latency_s", "1e-4"), ("duration_ns", "100000"), ("duration_us", "100"), ("Time (ms)", "0.1"),

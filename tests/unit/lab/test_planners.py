@@ -48,6 +48,7 @@ def test_rules_count_the_axes_that_are_as_asked() -> None:
     assert [inner_matrix(each, 2) for each in (both, outer, inner)] == [1, 0, 2]
 
 
+@pytest.mark.slow
 def test_data_parallel_pins_inputs_and_weights(found: Comparison) -> None:
     given = found.plan.built
     allowed = pins(given, RECIPES["data parallel"])

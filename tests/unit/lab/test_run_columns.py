@@ -209,6 +209,7 @@ def test_every_metric_has_units() -> None:
 OPEN = ("accelerate", "HF Accelerate")
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(
     ("given", "name"),
     [("NeMo", "megatron-core"), ("Megatron-LM", "megatron-core"), ("mcore", "megatron-core"), ("megatron", "megatron"),

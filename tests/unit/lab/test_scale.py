@@ -29,6 +29,7 @@ def found(overlap: str, device: ScaleDevice = H100, laws: Laws = LAWS) -> Curve:
     return curve(device, laws, overlap)
 
 
+@pytest.mark.quick(without=["all"])
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_the_wall_of_the_search_is_that_of_the_closed_form(overlap):
     wall = notebook_run(T, 38e-6).wall_flops
@@ -60,6 +61,7 @@ def test_rules_agree_on_order_at_every_size():
         assert run.utilization <= serial.utilization * (1 + 1e-12) <= all_.utilization * (1 + 2e-12)
 
 
+@pytest.mark.slow
 def test_what_moves_the_cliff():
     base = found("bandwidth").reaches(0.8)
     pod = found("bandwidth", changed(H100, fast_domain=256)).reaches(0.8)
@@ -127,6 +129,7 @@ def test_a_share_is_found_between_two_runs():
     assert Curve(overlap="all", runs=()).reaches(0.8) is None
 
 
+@pytest.mark.slow
 def test_the_api_has_the_curves_that_are_asked_for():
     assert "curve" not in limits().to_json()
     two = limits(overlap=["none", "all", "none"])

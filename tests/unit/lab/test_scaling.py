@@ -210,6 +210,7 @@ def test_tf32_of_the_a100_is_no_nearer_to_its_peak_than_its_16_bits() -> None:
     assert 0.6 < shares["tf32"] <= 1.05 * shares["bf16"]
 
 
+@pytest.mark.slow
 def test_the_transferred_curves_of_the_catalogue_are_those_of_today() -> None:
     """What ``python benchmarks/bench_kernels.py --transfer`` writes; a device that joins the catalogue needs it."""
     old = [

@@ -52,6 +52,7 @@ def of_sources(*keys: str) -> list[TableRow]:
     return [row for row in read_rows(PUBLISHED) if row.text("source_key") in keys]
 
 
+@pytest.mark.slow
 def test_every_row_is_scored_or_has_a_reason():
     score = score_runs(SMALL)
     found = score.to_json()
@@ -62,6 +63,7 @@ def test_every_row_is_scored_or_has_a_reason():
     assert sum(part["rows"] for part in found["memory"]["by_definition"].values()) == 3
 
 
+@pytest.mark.slow
 def test_groups_add_up(published: RunScore):
     found = published.to_json()
     for name in ("by_source", "by_gpu", "by_scale", "by_dtype", "by_kind"):
@@ -71,6 +73,7 @@ def test_groups_add_up(published: RunScore):
         assert mean == pytest.approx(found["time"]["mape"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_published_runs_are_predicted(published: RunScore):
     """Every row of the table of published runs has a prediction, near enough, with a band around it."""
     found = published.to_json()
@@ -94,6 +97,7 @@ def test_the_band_holds_the_error_that_a_row_states():
     assert widths[1] / widths[0] == pytest.approx(np.hypot(deviation, np.log(1.4) / 1.6449) / deviation, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_whose_framework_is_not_told_is_predicted_by_the_common_values(published: RunScore):
     untold = score_runs(PUBLISHED, named=False)
     assert untold.how["framework"] == "not named" and len(untold.scored) == len(published.scored)
@@ -109,6 +113,7 @@ def test_a_run_whose_framework_is_not_told_is_predicted_by_the_common_values(pub
     )
 
 
+@pytest.mark.slow
 def test_a_row_is_not_predicted_by_a_fit_to_itself():
     """Ten times slower, a source moves predictions of its own rows if it is in the fit, and not if it is left out."""
     rows = of_sources("sc21", "zero-bubble")
@@ -126,6 +131,7 @@ def test_a_row_is_not_predicted_by_a_fit_to_itself():
         assert before.to_json()["seen_by_the_fit"] == 0
 
 
+@pytest.mark.quick("each")
 @pytest.mark.parametrize("split", ["each", "model", "source_and_model"])
 def test_every_run_is_left_out_once(split: str):
     rows = of_sources("sc21", "korthikanti", "mt-nlg")
@@ -152,6 +158,7 @@ def test_a_refused_run_keeps_its_reason(monkeypatch: pytest.MonkeyPatch):
     assert [(m.reason, m.detail, m.row_id) for m in score.missing] == [(REFUSED, "too odd", reading.runs[0].row_id)]
 
 
+@pytest.mark.slow
 def test_runs_of_unknown_frameworks_are_no_framework_of_their_own():
     rows = [
         TableRow(r.line, dict(r.cells) | {"source_key": "mine", "framework": "home-grown"}) for r in of_sources("sc21")
@@ -167,6 +174,7 @@ def test_no_usable_row_is_no_error():
     assert sum(found["skipped"].values()) == 1
 
 
+@pytest.mark.slow
 def test_rows_that_the_fit_has_seen_are_counted(monkeypatch: pytest.MonkeyPatch):
     reading = runs_of(of_sources("sc21", "mt-nlg"))
     for provenance, expected in (({"keys": "a b, sc21"}, "sc21"), ({"keys": "other"}, ""), ({}, None)):
@@ -192,6 +200,7 @@ def test_a_run_that_would_not_fit_by_its_prediction_is_doubted_but_scored(tmp_pa
     assert [TOO_LARGE in text for text in flags] == [True, False]
 
 
+@pytest.mark.slow
 def test_written_rows_hold_every_row(tmp_path: Path):
     score = score_runs(SMALL)
     write_rows(score, tmp_path / "rows.csv")
@@ -217,6 +226,7 @@ def test_parquet_is_read_as_csv(tmp_path: Path):
         read_any(tmp_path / "none.parquet")
 
 
+@pytest.mark.slow
 def test_the_table_of_published_runs_follows_its_rule():
     """Made again from itself it is itself: every row is readable, supports claims, is cited, and needs its remarks."""
     rows = read_rows(PUBLISHED)

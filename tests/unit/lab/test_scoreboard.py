@@ -96,6 +96,7 @@ def test_every_figure_of_others_has_its_source() -> None:
     assert {target.split for target in TARGETS} <= set(WAYS)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_board_has(board: Board) -> None:
     text = page(board)
     assert f"`{frameworks_digest()}`" in text and all(way.title in text for way in WAYS.values())
@@ -114,6 +115,7 @@ def test_the_page_says_what_the_board_has(board: Board) -> None:
     assert markdown(("a", "b"), [("x", "1")]).splitlines()[1] == "|---|--:|"
 
 
+@pytest.mark.slow
 def test_the_page_has_regret_all_sources_and_measured_rows(board: Board) -> None:
     text = page(board)
     choice = board.summaries[UNSEEN]["choice"]
@@ -126,6 +128,7 @@ def test_the_page_has_regret_all_sources_and_measured_rows(board: Board) -> None
     assert "| ampere, dense |" in text
 
 
+@pytest.mark.slow
 def test_a_second_table_has_statistics_of_its_own(board: Board, reading: Reading) -> None:
     """A further source is fitted with the rest, and counted apart."""
     assert set(board.second[UNSEEN]["by_source"]) == {"llm.c"}
@@ -137,6 +140,7 @@ def test_a_second_table_has_statistics_of_its_own(board: Board, reading: Reading
     assert "## Second table" not in page(replace(board, second={}))
 
 
+@pytest.mark.slow
 def test_each_gpu_has_the_interval_that_its_sources_make(board: Board) -> None:
     score = board.scores[UNSEEN]
     moved = [replace(one, run=replace(one.run, device="h100-sxm")) if one.run.source_key == "sc21" else one
@@ -151,12 +155,14 @@ def test_each_gpu_has_the_interval_that_its_sources_make(board: Board) -> None:
     assert ends is not None and interval == " to ".join(f"{100 * end:.1f} %" for end in ends) and sources == "3"
 
 
+@pytest.mark.slow
 def test_ways_differ(board: Board) -> None:
     means = [board.summaries[key]["time"]["mape"] for key in WAYS]
     assert len(set(means)) == len(means) and all(m is not None and m < 1 for m in means)
     assert {board.summaries[key]["time"]["rows"] for key in WAYS} == {board.summaries[SEEN]["time"]["rows"]}
 
 
+@pytest.mark.slow
 def test_figures_are_small_and_the_same_again(board: Board, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     made = write_figures(board, tmp_path / "one")

@@ -159,6 +159,7 @@ def test_residuals(tmp_path: Path) -> None:
         check_out(tmp_path / "r.txt")
 
 
+@pytest.mark.quick(without=["score_kernels-kernels.parquet-0.09"])
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("score", "name", "most"),

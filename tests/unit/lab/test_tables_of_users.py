@@ -66,6 +66,7 @@ def test_a_word_among_many_numbers_is_one_cell_that_is_none(tmp_path: Path) -> N
     assert (table.rows, table["m"][-1]) == (30001, "many")
 
 
+@pytest.mark.quick("inf")
 @pytest.mark.parametrize("size", ["0", "-4", "inf"])
 def test_kernels_of_no_size_are_not_scored(tmp_path: Path, size: str) -> None:
     """Softmax over no rows had a time and an error."""

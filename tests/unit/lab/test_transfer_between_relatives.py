@@ -57,6 +57,7 @@ def test_products_come_from_cards_with_the_same_instructions_first() -> None:
     assert known.source.startswith("transferred from h100-sxm"), "nobody knows what instructions it has"
 
 
+@pytest.mark.slow
 def test_products_of_16_bits_hear_all_cards_of_a_vendor_once_one_is_alike() -> None:
     """The L4 is near the L40S alone; the Gaudi 2 is near nothing, though an Arc has the same vendor."""
     l4 = products("l4")
@@ -71,6 +72,7 @@ def test_four_bits_of_the_gb200_lie_between_those_of_its_relatives() -> None:
     assert 0.97 * slow <= rate("gb200", found) <= fast < 10e15 * 0.7
 
 
+@pytest.mark.quick(without=["h800-sxm-h100-sxm"])
 @pytest.mark.parametrize(("device", "same"), [("a800-sxm-80gb", "a100-sxm-80gb"), ("h800-sxm", "h100-sxm")])
 def test_a_device_that_differs_in_its_links_alone_has_the_curves_of_its_twin_as_they_are(
     device: str, same: str
@@ -84,12 +86,14 @@ def test_a_device_that_differs_in_its_links_alone_has_the_curves_of_its_twin_as_
         assert any(name.startswith("residual_") for name in found.coefficients)
 
 
+@pytest.mark.slow
 def test_of_two_formats_of_16_bits_that_of_the_nearer_donors_stands_for_both() -> None:
     assert set(products("gb200")) == {"bf16", "fp8", "fp4", "tf32"}
     assert {"fp16", "bf16"} <= set(products("h800-sxm")), "both were measured on the nearest"
     assert "fp16" in products("v100-sxm2-32gb"), "it has no other"
 
 
+@pytest.mark.quick("a100-pcie-40gb-ampere")
 @pytest.mark.parametrize(
     ("device", "own"), [("h200-nvl", "hopper"), ("a100-pcie-40gb", "ampere"), ("gb200", "blackwell")]
 )

@@ -98,6 +98,7 @@ def test_slow_link_is_waited_for(groups: str, tmp_path: Path) -> None:
     assert staged(JOB, apart, far_laid, counts).step_s > near.step_s + 0.09
 
 
+@pytest.mark.slow
 def test_both_ways_name_the_slower_group(groups: str) -> None:
     found = mixed("llama3.2-1b", groups, global_batch=64, seq=2048, top=4, fix={"micro_batch": 1, "recompute": "none"})
     assert {plan["way"] for plan in found.plans} == {"stages", "data"}
@@ -115,6 +116,7 @@ def test_both_ways_name_the_slower_group(groups: str) -> None:
     assert found.to_json()["groups"]["old"]["device"] == "a100-sxm-80gb"
 
 
+@pytest.mark.slow
 def test_equal_groups_share_equally(tmp_path: Path) -> None:
     (tmp_path / "g.toml").write_text(GROUPS.replace("dgx-a100-80gb", "dgx-h100"), encoding="utf-8")
     found = mixed(

@@ -50,6 +50,7 @@ def test_no_framework_in_particular_has_everything(name: str) -> None:
     assert {plan["zero"] for plan in listed if plan["pp"] > 1} == {1}
 
 
+@pytest.mark.slow
 def test_a_search_with_a_framework_keeps_to_the_placement_of_launchers() -> None:
     for framework, gpus in (("megatron-core", 64), ("torchtitan", 48)):
         found = api.plan("llama3-8b", "dgx-h100", gpus=gpus, global_batch=96, framework=framework, top=200)
@@ -148,6 +149,7 @@ def test_a_wish_beyond_the_framework_is_kept_and_told() -> None:
     assert note == "ddp has no tp, pp, so no run of it stands behind a plan with tp 2 pp 2"
 
 
+@pytest.mark.slow
 def test_a_search_tries_what_the_framework_has() -> None:
     result = searched("torchtitan")
     assert {plan.plan["zero"] for plan in result.plans if plan.plan["pp"] == 1 < plan.plan["dp"]} == {3}

@@ -85,6 +85,7 @@ def everything(fit: FrameworkFit) -> Array:
     return np.ones(fit.count, dtype=bool)
 
 
+@pytest.mark.quick(without=["1"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_fit_finds_known_parameters_again(runs: Modelled, seed: int) -> None:
     """Of runs that follow the model without noise; what they do not tell stays in doubt, and says so."""
@@ -105,6 +106,7 @@ def test_a_fit_finds_known_parameters_again(runs: Modelled, seed: int) -> None:
     assert fitted.common_doubt[matrix] < PARAMETERS[matrix].doubt, "what the runs tell is in doubt less than before"
 
 
+@pytest.mark.slow
 def test_a_framework_that_is_far_from_the_others_pulls_the_common_values_less(
     runs: Modelled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_fit_without_runs_is_what_was_believed(runs: Modelled) -> None:
     assert fitted.common_doubt == pytest.approx([np.hypot(p.doubt, p.spread) for p in PARAMETERS])
 
 
+@pytest.mark.slow
 def test_runs_that_are_left_out_have_no_say(runs: Modelled) -> None:
     fit = runs.fit
     wrong = FrameworkFit(fit.samples, replace(fit.runs, measured_s=fit.runs.measured_s * np.where(
@@ -330,6 +333,7 @@ def test_a_band_is_wider_without_a_known_framework_or_device(settings: list[Sett
     assert np.mean(unknown > plain) > 0.7 and unknown.mean() > plain.mean()
 
 
+@pytest.mark.quick("matrix", "host_s", "data_exposed", "stage_links")
 @pytest.mark.each("name", NAMES)
 def test_no_parameter_makes_a_step_faster(settings: list[Setting], name: str) -> None:
     """Every one is a factor on a time, a share that is exposed, or seconds; somewhere each matters."""
@@ -364,6 +368,7 @@ def test_the_ideal_framework_has_no_band(settings: list[Setting]) -> None:
     assert step_band(settings[0].evaluate()) is None
 
 
+@pytest.mark.slow
 def test_left_out_groups_are_predicted_by_the_others(runs: Modelled) -> None:
     fit = measured_as(runs.fit, truth(runs.fit, 3))
     calls = []

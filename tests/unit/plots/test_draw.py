@@ -31,6 +31,7 @@ def example(kind: str, data: Any = None) -> Any:
     return drawn(kind, FULL[kind] if data is None else data, **options)
 
 
+@pytest.mark.quick(every=7)
 @pytest.mark.parametrize("kind", FULL)
 def test_a_chart_has_its_texts_and_the_same_bytes_again(kind, tmp_path):
     chart = example(kind)
@@ -54,6 +55,7 @@ def test_the_number_on_a_bar_is_the_step_without_what_is_overlapped(tmp_path):
     assert numbers[-1] == "4", "4.5 s with what is overlapped"
 
 
+@pytest.mark.quick(without=["pdf"])
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
 def test_pictures_for_papers_are_the_same_bytes_too(suffix, tmp_path):
     for name in ("a", "b"):
@@ -96,6 +98,7 @@ def test_text_from_outside_stays_text(tmp_path):
     assert "<script>" not in text and "\x1b" not in text
 
 
+@pytest.mark.slow
 def test_what_a_chart_takes_can_be_drawn(tmp_path):
     rng, made = random.Random(1), 0
     for kind, data in FULL.items():

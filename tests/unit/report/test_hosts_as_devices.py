@@ -83,6 +83,7 @@ def test_fit_speaks_of_no_driver_where_there_is_none(tmp_path: Path, capsys: pyt
     assert "driver" not in capsys.readouterr().out
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(("what", "kind"), [('architecture = "cpu"', "cpu"), ("", "cuda")])
 @pytest.mark.parametrize("model", ["gpt2", f"{EXAMPLE}:tiny"])
 def test_fit_words_mixed_precision_for_the_device(tmp_path: Path, model: str, what: str, kind: str) -> None:
@@ -91,6 +92,7 @@ def test_fit_words_mixed_precision_for_the_device(tmp_path: Path, model: str, wh
     assert set(words) == {f'torch.autocast("{kind}", dtype=torch.bfloat16)'}
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(("what", "moves"), [('architecture = "cpu"', False), ("", True)])
 @pytest.mark.parametrize("model", ["gpt2", f"{EXAMPLE}:tiny"])
 def test_nothing_moves_to_the_host_from_the_host(tmp_path: Path, model: str, what: str, moves: bool) -> None:

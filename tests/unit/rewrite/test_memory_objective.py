@@ -50,6 +50,7 @@ def test_every_weight_has_a_gradient_also_where_backward_looks_at_it_again():
     assert sum(node.op == "mm" for node in flow.order) == 3  # one gradient of an input, two of weights
 
 
+@pytest.mark.slow
 def test_memory_of_bert_in_training_falls_as_a_run_shows():
     flow = small_bert()
     by_time, by_memory = (apply_passes(flow, H100, objective=each).after for each in ("time", "memory"))

@@ -77,6 +77,7 @@ def stored(tmp_path):
     return onnx, onnx_model(found.flow, found.weights()), tmp_path / "model.onnx"
 
 
+@pytest.mark.quick(without=["dims3"])
 @pytest.mark.parametrize("dims", [None, {"tokens": 4}, {"batch": 0}, {"batch": -1}])
 def test_open_sizes_are_refused_by_name_unless_given(dims, tmp_path):
     _, model, path = stored(tmp_path)
@@ -87,6 +88,7 @@ def test_open_sizes_are_refused_by_name_unless_given(dims, tmp_path):
     assert trace_onnx(path, {"batch": 7})[0].flow.inputs[0].type.shape == (7, 4)
 
 
+@pytest.mark.quick("/etc/passwd")
 @pytest.mark.parametrize("place", ["../weights.bin", "/etc/passwd", "sub/../../weights.bin", "link.bin"])
 def test_data_outside_the_folder_of_a_file_are_refused(place, tmp_path):
     onnx, model, path = stored(tmp_path)

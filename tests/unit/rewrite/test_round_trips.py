@@ -1,5 +1,6 @@
 """FX to graph to FX and ONNX to graph to ONNX change nothing; what is written computes what the module does."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -45,15 +46,12 @@ def swin():
 MODELS = {**SMALL, "BERT of transformers": hugging_face_bert, "Swin": swin}
 
 
-@pytest.fixture(scope="module")
-def models():
-    made = {}
-    for name, build in MODELS.items():
-        module, inputs = build()
-        module.eval()
-        found = trace(module, inputs)
-        made[name] = (module, inputs, found, run(module, inputs))
-    return made
+@cache
+def traced_model(name):
+    """A model, its inputs, its trace and what it computes."""
+    module, inputs = MODELS[name]()
+    module.eval()
+    return module, inputs, trace(module, inputs), run(module, inputs)
 
 
 def test_the_suite_has_the_published_sizes():
@@ -81,9 +79,10 @@ def largest_error(expected, got):
     return max(float((a - torch.as_tensor(b)).abs().max()) / s for a, b, s in zip(expected, got, scale, strict=True))
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("name", MODELS)
-def test_fx_to_graph_to_fx_is_exact(name, models):
-    _, inputs, found, expected = models[name]
+def test_fx_to_graph_to_fx_is_exact(name):
+    _, inputs, found, expected = traced_model(name)
     made = graph_module(found.flow, found.weights())
     tensors = tuple(leaves(inputs))
     got = run(made, tensors)
@@ -91,9 +90,10 @@ def test_fx_to_graph_to_fx_is_exact(name, models):
     assert structure(trace(made, tensors).flow) == structure(found.flow)
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("name", MODELS)
-def test_the_written_python_file_computes_what_the_module_does(name, models):
-    module, inputs, found, expected = models[name]
+def test_the_written_python_file_computes_what_the_module_does(name):
+    module, inputs, found, expected = traced_model(name)
     after = apply_passes(found.flow, H100).after
     space = {}
     exec(compile(python_text(after), name, "exec"), space)
@@ -107,10 +107,11 @@ def computed(flow):
     return sorted((node.op, *map(str, node.outputs)) for node in flow.operators if node.op not in VIEWS)
 
 
+@pytest.mark.quick("NasRNN")
 @pytest.mark.parametrize("name", MODELS)
-def test_onnx_to_graph_to_onnx_is_exact(name, models, tmp_path):
+def test_onnx_to_graph_to_onnx_is_exact(name, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    _, inputs, found, expected = models[name]
+    _, inputs, found, expected = traced_model(name)
 
     def outputs(model):
         session = onnxruntime.InferenceSession(model.SerializeToString())
@@ -157,6 +158,7 @@ FILLED = ("Constant", "Cast")
 """What a number is written as."""
 
 
+@pytest.mark.slow
 def test_products_by_head_are_written_as_such():
     """A runtime finds the number and the softmax behind them only where no reshape stands between."""
     found = traced(lambda m, q, k, v: torch.softmax(q @ k.mT / 4, -1) @ v, *(torch.randn(2, 3, 5, 16) for _ in "qkv"))
@@ -216,6 +218,7 @@ def cubed(output):
     )
 
 
+@pytest.mark.quick("BERT-sgd")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize(
     "build", [lambda: bert(layers=1), lambda: llama(layers=1, targets=True)], ids=["BERT", "Llama"]
@@ -249,6 +252,7 @@ def test_labels_that_a_loss_closes_over_are_inputs_of_the_step(meta, tmp_path):
     torch.testing.assert_close(loss, nn.functional.cross_entropy(module(x), wanted).detach())
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_row_is_refused_by_name(tmp_path):
     found = traced(lambda m, x: torch.linalg.matrix_exp(x), torch.randn(3, 3))
     with pytest.raises(UserError, match="cannot be written as ONNX"):
@@ -286,6 +290,7 @@ def test_weights_in_another_file_of_the_folder_are_read(tmp_path):
         read.weights()
 
 
+@pytest.mark.quick(without=["0.7071-f2"])
 @pytest.mark.parametrize(("constant", "dtype"), [(0.70710678, "f4"), (0.7071, "f2")])
 def test_a_gelu_with_a_rounded_number_is_written(constant: float, dtype: str, tmp_path: Path) -> None:
     """A file stores 1 / sqrt(2) in its own type: the GELU that stands for it is nearer to the formula."""

@@ -184,6 +184,7 @@ def test_a_residual_sum_and_the_norm_behind_it_are_one_kernel():
     assert moved == 4 * (4 * 64 * 512 + 2 * 512)  # reads x, y and two rows, writes the sum and the norm
 
 
+@pytest.mark.slow
 def test_an_epilogue_costs_what_the_convolution_does():
     found, _ = rewritten(
         lambda m, x: m.f(x).relu(), R(8, 64, 56, 56), everything=True, f=nn.Conv2d(64, 64, 3, padding=1)

@@ -27,6 +27,7 @@ def played(table: ActionTable, copy_s: float, ahead: int = 1) -> Simulation:
     return simulate(with_copies(table, ahead=ahead), durations, Transport(copies_ahead=ahead))
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_schedule_takes_copies(name: str) -> None:
     for pipeline in SERVED[name][:: max(len(SERVED[name]) // 12, 1)]:

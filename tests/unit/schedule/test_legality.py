@@ -16,11 +16,12 @@ from steptime.schedule import SCHEDULES, ActionTable, Kind
 from steptime.schedule.actions import COLUMNS, MESSAGES
 from steptime.simulation.legality import check
 from steptime.simulation.messages import with_messages
+from suites import examples
 
 PIPELINES = st.sampled_from([(name, each) for name, served in SERVED.items() for each in served])
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(PIPELINES, st.sampled_from(UNEQUAL), st.sampled_from([0, 1, 3]), st.sampled_from([0, 1, 2]))
 def test_every_schedule_is_legal(case: tuple, times, gathered: int, buffers: int) -> None:
     """Even where each send waits for its receive, with weights gathered, gradients summed and weights updated."""
@@ -47,7 +48,7 @@ def test_each_action_is_there_once(name: str) -> None:
         assert table.stages == pipeline.ranks * pipeline.chunks
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(PIPELINES, st.booleans(), st.data())
 def test_a_table_without_one_of_its_actions_is_refused(case: tuple, messages: bool, data: st.DataObject) -> None:
     name, pipeline = case
@@ -62,7 +63,7 @@ def test_a_table_without_one_of_its_actions_is_refused(case: tuple, messages: bo
         check(smaller)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(PIPELINES, st.data())
 def test_a_table_with_an_action_twice_is_refused(case: tuple, data: st.DataObject) -> None:
     table = with_messages(table_of(*case))
@@ -72,7 +73,7 @@ def test_a_table_with_an_action_twice_is_refused(case: tuple, data: st.DataObjec
         check(table.taken(rows))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(PIPELINES, st.data())
 def test_a_backward_pass_before_its_forward_pass_is_refused(case: tuple, data: st.DataObject) -> None:
     table = table_of(*case)

@@ -103,6 +103,7 @@ def test_pytorch_reads_what_it_would_write() -> None:
     assert (table.kind == Kind.SEND_FORWARD).any() and np.diff(table.rank).min() >= 0
 
 
+@pytest.mark.slow
 def test_pytorch_runs_them(tmp_path: Path) -> None:
     """Two processes on CPU load the files, and have the gradients of a run without a pipeline."""
     pytest.importorskip("torch")

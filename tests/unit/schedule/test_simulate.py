@@ -31,6 +31,7 @@ from steptime.simulation.simulate import (
     total,
     two_streams,
 )
+from suites import examples
 
 EQUAL = Durations(forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0)
 TOGETHER = (longest, total, two_streams, lambda most, every, collectives: 0.7 * every)
@@ -104,11 +105,12 @@ def checked(found: Simulation) -> Spent:
     return causes
 
 
+@pytest.mark.slow
 @given(
     drawn=tables(), together=st.integers(0, 3), overlap=st.booleans(), buffers=st.sampled_from([None, 2, 4]),
     shared=st.booleans(), ahead=st.integers(0, 2),
 )  # fmt: skip
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_as_the_naive_player(
     drawn: tuple[ActionTable, np.random.Generator],
     together: int,
@@ -334,7 +336,7 @@ def test_communication_of_passes_stands_apart_and_takes_no_further_time() -> Non
 
 
 @given(drawn=tables())
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_levels_give_the_same_ends(drawn: tuple[ActionTable, np.random.Generator]) -> None:
     graph = graph_of(drawn[0])
     seconds = drawn[1].random((graph.size, 2))

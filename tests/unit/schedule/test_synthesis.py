@@ -39,6 +39,7 @@ def drawn(random: np.random.Generator, stages: int) -> Durations:
     )  # fmt: skip
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("case", range(32))
 def test_the_least_span_of_tiny_pipelines(case: int) -> None:
     """Unequal stages, messages, little memory, one chunk and two: as short as the mixed-integer program says."""
@@ -67,6 +68,7 @@ def replayed(found: Synthesis, durations: Durations, chunks: int, deferred: floa
     assert held == pytest.approx(np.array(found.held))
 
 
+@pytest.mark.quick("2-times0", "1-times4")
 @pytest.mark.parametrize("times", [*UNEQUAL, Times(input_gradient_s=1.1, weight_gradient_s=0.6, message_s=0.2)])
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_no_named_schedule_that_fits_is_faster(times: Times, chunks: int) -> None:
@@ -97,6 +99,7 @@ def shop_for(random: np.random.Generator, limit: float, deferred: float) -> Shop
     return shop_of(placement, m, seconds, message_s, limits, deferred)
 
 
+@pytest.mark.quick("0.5")
 @pytest.mark.parametrize("deferred", [1.0, 0.5, 0.0])
 def test_no_order_beats_the_bound(deferred: float) -> None:
     """Orders by rules of thumb of random pipelines; each keeps its memory, and some are as short as the bound."""

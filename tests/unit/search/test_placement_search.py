@@ -44,6 +44,7 @@ def narrow(tmp_path: Path) -> str:
     return str(tmp_path / "narrow.toml")
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each(("model", "cluster", "gpus", "batch", "fix"), JOBS)
 def test_search_never_loses_against_launchers(
     model: str, cluster: str, gpus: int, batch: int, fix: dict[str, int]
@@ -83,6 +84,7 @@ def _prepared(model: str, where: str) -> tuple[Setting, Scope]:
     return search.prepared()
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each(("model", "cluster"), [("llama3-8b", None), ("mixtral-8x7b", None), ("llama3-8b", "tpu-v4-torus")])
 def test_pruned_search_finds_the_best_of_all(
     model: str, cluster: str | None, narrow: str, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ def found(model: str, framework: str) -> PlanResult:
     return api.plan(model, "dgx-h100", gpus=64, global_batch=128, framework=framework)
 
 
+@pytest.mark.quick(without=["deepseek-v2-lite-torchtitan"])
 @pytest.mark.parametrize(
     ("model", "framework"), [("mixtral-8x7b", "megatron-core"), ("deepseek-v2-lite", "torchtitan"), ("gpt2-xl", "ddp")]
 )

@@ -61,6 +61,7 @@ def test_annotations_that_cannot_be_are_errors_with_names(texts, message):
         completed(problem(), Directions(annotate=tuple(texts)))
 
 
+@pytest.mark.slow
 def test_a_dim_that_no_axis_divides_is_an_error():
     odd = on_mesh(problem().flow.program, data=96, model=4)
     with pytest.raises(UserError, match=r"tokens.weight is 1000x128, which mesh data=96 x model=4 does not divide"):
@@ -100,6 +101,7 @@ def chosen(choice):
     return [ways[option] for ways, option in zip(problem().ways, choice, strict=True)]
 
 
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_annotated_is_kept_and_the_rest_is_legal(seed):
     draw, flow, sizes = random.Random(seed), problem().flow, problem().mesh.sizes
@@ -119,6 +121,7 @@ def test_nothing_annotated_on_an_axis_leaves_it_replicated():
     assert all(sharding[1] == R for way in chosen(found.choice) for sharding in (*way.inputs, *way.outputs))
 
 
+@pytest.mark.slow
 def test_the_solver_keeps_annotations_and_is_no_slower_than_propagation():
     annotate = ("tokens.weight=R S(0)", "blocks.*.mlp.0.weight=R S(0)", "input.*=S(0) R")
     free = planned(problem())
@@ -129,6 +132,7 @@ def test_the_solver_keeps_annotations_and_is_no_slower_than_propagation():
     assert given is not None and (spread.choice == given.choice).all() and spread.bound_s == 0
 
 
+@pytest.mark.slow
 def test_what_is_annotated_stays_where_another_sharding_of_the_one_tensor_is_faster():
     """A step with overlap goes on by changes of one item: none of them changes what is given."""
     annotate = ("tokens.weight=S(0) S(0)", "norm.weight=S(0) R")
@@ -137,6 +141,7 @@ def test_what_is_annotated_stays_where_another_sharding_of_the_one_tensor_is_fas
     assert text_of(solved.parameters["norm.weight"]) == "S(0) R"
 
 
+@pytest.mark.slow
 def test_a_layout_leaves_other_axes_to_the_solver():
     solved, given = completed(problem(), Directions(layout="batch:data"))
     spread, _ = completed(problem(), Directions(layout="batch:data", complete="propagate"))

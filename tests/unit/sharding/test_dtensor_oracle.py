@@ -37,6 +37,7 @@ def named():
     return out
 
 
+@pytest.mark.quick(every=10)
 @pytest.mark.parametrize("name", ASKED)
 def test_what_differs_along_an_axis_is_named(name):
     node = SAMPLES[name].node
@@ -56,6 +57,30 @@ def small():
             yield name
 
 
+@pytest.mark.quick(
+    without=[
+        "bmm",
+        "mv",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "maximum",
+        "lerp",
+        "masked_fill",
+        "eq",
+        "threshold_backward",
+        "gelu_backward",
+        "silu_backward",
+        "sigmoid_backward",
+        "native_dropout_backward",
+        "stack",
+        "embedding_dense_backward",
+        "index_select",
+        "gather",
+        "gather:part",
+    ]
+)
 @pytest.mark.parametrize("name", list(small()))
 def test_all_combinations_on_the_mesh(name):
     """On the whole mesh both have the products of what they have along the axes, and differ where they differ there."""
@@ -81,6 +106,7 @@ def test_all_combinations_on_the_mesh(name):
         assert agreed or differs(inputs, theirs.get(inputs, next(iter(ours.get(inputs, [()]))))), inputs
 
 
+@pytest.mark.slow
 def test_products_of_rules_on_the_mesh():
     """Operators with many inputs: each pair of rules along the axes is a rule on the mesh, with the same outputs."""
     pairs = 0

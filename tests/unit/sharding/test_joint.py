@@ -55,6 +55,7 @@ def four(cluster):
     return joint(TINY, cluster, stages=4, **FEW)
 
 
+@pytest.mark.quick(without=["2x2"])
 @pytest.mark.parametrize("axes", ["1", "2x2"])
 def test_units_add_up_to_the_step(cluster, flow, axes):
     problem = built(flow, mesh_on(cluster, parse_axes(axes)), Timer(device=cluster.device), inf)
@@ -75,6 +76,7 @@ def test_units_add_up_to_the_step(cluster, flow, axes):
     assert plan.memory_bytes.max() <= held <= 1.2 * plan.memory_bytes.max()
 
 
+@pytest.mark.slow
 def test_once_in_a_step_counts_once(cluster, flow):
     problem = built(flow, mesh_on(cluster, parse_axes("4")), Timer(device=cluster.device), inf)
     whole, part = planned(problem), planned(of_micro_batch(problem, 8))
@@ -126,6 +128,7 @@ def test_a_parameter_of_two_units_is_on_both_stages(flow):
     assert (units.boundary_bytes[1:] == 8 * 64 * 128 * 4).all()
 
 
+@pytest.mark.slow
 def test_four_stages(four):
     assert [stage.blocks for stage in four.stages] == [2, 2, 2, 2]
     assert [stage.in_flight for stage in four.stages] == [4, 3, 2, 1]
@@ -135,6 +138,7 @@ def test_four_stages(four):
     assert four.idle == 0
 
 
+@pytest.mark.slow
 def test_a_record_and_a_report(four, capsys):
     record = json.loads(json.dumps(four.to_json()))
     assert [stage["units"][0] for stage in record["stages"]] == ["head", "blocks.2", "blocks.4", "blocks.6"]
@@ -150,6 +154,7 @@ def test_a_record_and_a_report(four, capsys):
     assert "blocks.2 to" in text and "0 of 2" in text
 
 
+@pytest.mark.slow
 def test_blocks_run_again_where_memory_is_short(cluster, four):
     limit = 0.75 * max(stage.memory_bytes for stage in four.stages)
     tight = joint(TINY, cluster, stages=4, memory_bytes=limit, **FEW)
@@ -162,6 +167,7 @@ def test_blocks_run_again_where_memory_is_short(cluster, four):
             assert stage.passes_s[1] > kept[stage.units[0]].passes_s[1]
 
 
+@pytest.mark.slow
 def test_slower_devices_get_fewer_blocks(cluster):
     device = cluster.device
     rates = {
@@ -176,6 +182,7 @@ def test_slower_devices_get_fewer_blocks(cluster):
     assert max(blocks["slow"]) < min(blocks["usual"]) and sum(map(sum, blocks.values())) == 12
 
 
+@pytest.mark.slow
 def test_several_stages_a_rank(cluster):
     found = joint(TINY, cluster, stages=8, **{**FEW, "schedules": ("interleaved",)})
     assert joint(TINY, cluster, **{**FEW, "schedules": ("interleaved",)}).step_s <= found.step_s
@@ -190,6 +197,7 @@ def test_more_stages_than_units(cluster):
         joint(TINY, cluster, stages=40, **FEW)
 
 
+@pytest.mark.slow
 def test_too_little_memory_names_the_stage(cluster):
     with pytest.raises(UserError, match=r"stage \d of \d \(.*\) on .* needs .* MiB of 977 KiB"):
         joint(TINY, cluster, memory_bytes=1e6, **FEW)
@@ -214,6 +222,7 @@ def test_one_unit(cluster, tmp_path):
         joint(f"{file}:plain", cluster, stages=2, **FEW)
 
 
+@pytest.mark.slow
 def test_replicas_on_any_number_of_devices(cluster, monkeypatch):
     # Servers of one device, as some of arXiv 1806.03377: convolutions on 3 of them, dense layers on the last.
     servers = load_cluster("v100-pcie-8")
@@ -241,11 +250,13 @@ def apart():
     return replace(servers, name="apart", levels=(replace(node, devices=1), network))
 
 
+@pytest.mark.slow
 def test_software_that_overlaps_nothing_overlaps_nothing(cluster):
     given = {**FEW, "framework": "megatron-2021", "stages": 1}
     assert joint(TINY, cluster, **given).step_s == joint(TINY, cluster, **given, overlaps=False).step_s
 
 
+@pytest.mark.slow
 def test_devices_of_two_clusters_may_be_more_than_one_of_them_joins(cluster):
     node = replace(cluster, name="node", levels=(replace(cluster.levels[0], devices=2),))
     found = joint(TINY, node, further=[(cluster, 2)], **{**FEW, "gpus": 2, "framework": "megatron-core"})
@@ -269,6 +280,7 @@ def test_two_towers_are_branches_until_they_meet(cluster):
 TWO = {**FEW, "gpus": 2, "global_batch": 64, "micro_batches": (64,)}
 
 
+@pytest.mark.slow
 def test_towers_on_different_devices_where_links_are_slow(apart, monkeypatch, capsys):
     found = joint(TOWERS, apart, **TWO)
     assert [(stage.name, stage.units[0], stage.first_device) for stage in found.stages] == [

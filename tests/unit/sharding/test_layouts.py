@@ -41,6 +41,7 @@ def test_dims_of_images():
     }  # fmt: skip
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("name, inputs, outputs", [
     ("tokens: embedding", ["R S(0)", "S(0) R"], ["S(0) P"]),
     ("blocks.1.attention.q: mm", ["S(0) R", "R S(1)"], ["S(0) S(1)"]),

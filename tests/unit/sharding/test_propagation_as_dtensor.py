@@ -101,6 +101,7 @@ def their_rows(make, annotations, flow, fake):
     return [(name, outputs) for name, outputs in rows if name not in VIEWS]
 
 
+@pytest.mark.quick(without=["heads, unfused"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_every_operator_lies_as_dtensor_has_it(name):

@@ -35,6 +35,7 @@ def read(text: str) -> Sharding:
     return tuple(map(placement_of, text.split()))
 
 
+@pytest.mark.quick(every=5)
 @pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2), (2, 2, 2), (4, 1, 2)])
 @pytest.mark.parametrize("reduction", ["sum", "max"])
 def test_every_single_step_does_what_it_says(sizes: tuple[int, ...], reduction: Any) -> None:
@@ -51,6 +52,7 @@ def test_every_single_step_does_what_it_says(sizes: tuple[int, ...], reduction: 
     assert ("permute" in done) == (len(sizes) > 1)
 
 
+@pytest.mark.quick(without=["1-shape1", "1048576-shape1"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scale", [1, 1 << 20])
 def test_all_routes_on_a_2x4_mesh_end_in_the_target(shape: tuple[int, ...], scale: int) -> None:
@@ -98,6 +100,7 @@ def test_the_triangle_inequality() -> None:
 # -- DTensor ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("shape", [(8192, 8192), (64, 64), (16, 2048, 1024)])
 @pytest.mark.parametrize("cluster", ["dgx-h100", "frontier", "h200-nvl-4"])
 def test_never_dearer_than_the_path_of_dtensor(shape: tuple[int, ...], cluster: str) -> None:

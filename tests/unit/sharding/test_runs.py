@@ -140,6 +140,7 @@ def found(results, name):
     return each, *each.found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_those_of_the_unsharded_step(results, name):
     each, losses, _, _ = found(results, name)
@@ -147,6 +148,7 @@ def test_losses_are_those_of_the_unsharded_step(results, name):
     assert len(set(losses)) == worker.STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.optimizer == "sgd"])
 def test_parameters_have_moved_along_the_same_gradients(results, name):
     """Adam's first steps are of one size, whatever the gradient, also where that is rounding alone."""
@@ -156,6 +158,7 @@ def test_parameters_have_moved_along_the_same_gradients(results, name):
         np.testing.assert_allclose(parameters[path], whole, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AS_PLANNED)
 def test_collectives_are_the_predicted_ones(results, name):
     each, _, _, counts = found(results, name)
@@ -165,10 +168,12 @@ def test_collectives_are_the_predicted_ones(results, name):
     assert counts == predicted
 
 
+@pytest.mark.slow
 def test_a_module_that_is_not_the_planned_one_is_refused(results):
     assert "the module and the plan differ in parameters" in results["another module"].found
 
 
+@pytest.mark.slow
 def test_only_what_dtensor_follows_is_planned(results):
     """Every way of the chosen plans is one that DTensor has, and none of them moves a value inside a module."""
     for name in CASES:
@@ -177,6 +182,7 @@ def test_only_what_dtensor_follows_is_planned(results):
             assert item.kind != "operator" or runs(item.node, ways[option]), f"{name}: {item.name}"
 
 
+@pytest.mark.slow
 def test_redistributions_stand_at_the_boundaries_of_modules(results):
     """Megatron's second product gives terms of a sum, which the block adds up as its MLP is left."""
     found = boundaries_of(results["GPT, Megatron"].plan)

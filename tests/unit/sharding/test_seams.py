@@ -94,6 +94,7 @@ def crossing(units, plans, unit):
     return passing(units, storage, plans, made=made, read=read, message_s=message_s), message_s
 
 
+@pytest.mark.slow
 def test_equal_shardings_take_one_message(parts):
     units, plan = parts
     found, message_s = crossing(units, (plan("4"), plan("4")), 5)

@@ -59,6 +59,7 @@ def test_without_a_limit_a_block_is_data_parallel() -> None:
     assert plan.sharding_of(tokens) == (shard(0),)
 
 
+@pytest.mark.slow
 def test_with_a_tight_limit_parameters_are_sharded_and_every_call_fits() -> None:
     free = on(block(4, 64))
     found = least_memory(free.problem(None))

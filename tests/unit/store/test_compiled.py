@@ -154,6 +154,7 @@ print(sum(1 for _ in runpy.run_path({str(script)!r})["documents"]()))
     assert "left out: No module named 'numpy'" in done.stderr
 
 
+@pytest.mark.quick(without=["plan gpt3_1T --cluster dgx-b200 --gpus 64 --global-batch 512 --top 2"])
 @pytest.mark.parametrize("command", LOADED)
 def test_a_job_of_the_catalogue_loads_no_more_than_it_needs(package, command):
     """What is imported until a plan or an estimate is printed."""
@@ -191,6 +192,7 @@ def test_a_fabric_of_the_user_is_read_next_to_those_of_the_catalogue(kept, monke
         profiles.load_fabric_profiles()
 
 
+@pytest.mark.slow
 def test_what_was_checked_when_it_was_built_is_not_checked_again(kept, monkeypatch, tmp_path):
     """An edited file of the catalogue is: the text that it was compiled from is another one."""
     documents = (load.hardware_documents, profiles.profile_documents, profiles.fabric_documents)

@@ -47,6 +47,7 @@ def tables(found: Study, store: Path) -> list[Any]:
     return [results.rows(name) for name in TABLES]
 
 
+@pytest.mark.slow
 def test_local_processes(found: Study, rows: list[Any], tmp_path: Path) -> None:
     study.run(found, tmp_path, workers=2)
     assert tables(found, tmp_path) == rows
@@ -94,6 +95,7 @@ def kill_a_worker(of: str, done: threading.Event) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
 def test_ray_gives_the_same_rows_also_when_a_worker_is_killed(found: Study, rows: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
@@ -119,6 +121,7 @@ print(outcome.computed, killed)
     assert tables(found, tmp_path) == rows
 
 
+@pytest.mark.slow
 def test_dask_gives_the_same_rows(found: Study, rows: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed")
     code = f"""
@@ -145,6 +148,7 @@ def mpiexec() -> Path | None:
     return path if path.exists() else None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(mpiexec() is None, reason="there is no mpiexec next to this Python")
 def test_mpi_gives_the_same_rows(found: Study, rows: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")

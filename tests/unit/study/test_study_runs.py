@@ -74,6 +74,7 @@ def driver(*arguments: object) -> str:
     return subprocess.run(command, env=environment, check=True, timeout=120, stdout=subprocess.PIPE, text=True).stdout
 
 
+@pytest.mark.slow
 def test_a_second_run_computes_nothing_and_another_study_shares_points(
     small: tuple[Path, Study], tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_rows_are_those_of_an_estimate(tmp_path: Path) -> None:
     assert [row["training_band_low_days"], row["training_band_high_days"]] == e.training["training_band_days"]
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     """1,000 points, eight SIGKILLs of the process that commits; its workers die with it."""
     path = tmp_path / "killed.toml"
@@ -124,6 +126,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) 
     assert tables(found, tmp_path / "killed") == tables(found, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_killed_within_a_commit(small: tuple[Path, Study], whole: Tables, tmp_path: Path) -> None:
     path, found = small
     driver(path, tmp_path / "s", "steps")
@@ -136,6 +139,7 @@ def test_killed_within_a_commit(small: tuple[Path, Study], whole: Tables, tmp_pa
         assert tables(found, store) == whole, step
 
 
+@pytest.mark.slow
 def test_runs_at_once_all_end_with_everything(small: tuple[Path, Study], whole: Tables, tmp_path: Path) -> None:
     path, found = small
     computed: list[int] = []
@@ -181,6 +185,7 @@ def changed(store: Path, sql: str) -> None:
         database.execute(sql)
 
 
+@pytest.mark.quick("5")
 @pytest.mark.each("rows", ["substr(rows, 1, 100)", "cast(substr(rows, 1, 200) || 'x' || substr(rows, 202) as blob)", 5])
 def test_damaged_rows_are_found_reported_and_computed_again(
     rows: object, small: tuple[Path, Study], whole: Tables, tmp_path: Path
@@ -197,6 +202,7 @@ def test_damaged_rows_are_found_reported_and_computed_again(
     assert tables(found, tmp_path / "s") == whole
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_said_to_be_damaged(small: tuple[Path, Study], whole: Tables, tmp_path: Path) -> None:
     _, found = small
     store = tmp_path / "it's a store?#%20"
@@ -228,6 +234,7 @@ def full_disk(patch: pytest.MonkeyPatch, size: int) -> None:
     patch.setattr(store_module.sqlite3, "connect", connect)
 
 
+@pytest.mark.quick("full_file")
 @pytest.mark.each("fill", [full_file, full_disk])
 def test_a_full_disk_loses_nothing(
     fill: Any, small: tuple[Path, Study], whole: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -262,6 +269,7 @@ def _dies(points: Any) -> Any:
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_a_lost_worker_loses_nothing(
     small: tuple[Path, Study], whole: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

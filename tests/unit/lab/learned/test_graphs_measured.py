@@ -76,6 +76,7 @@ def test_a_sketch_is_read_as_it_was_written(recurrent) -> None:  # type: ignore[
     assert rows_of([(back, timer, 1.0, "")]).analytic_s == pytest.approx(rows_of([(drawn, timer, 1.0, "")]).analytic_s)
 
 
+@pytest.mark.slow
 def test_measuring_goes_on_where_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "BUDGET_S", 0.0)
     path, wanted = tmp_path / "g.jsonl", {"graphs": 2, "singles": 2, "families": ("mlp", SINGLE)}
@@ -139,6 +140,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(
     "change",
     [

@@ -41,6 +41,7 @@ def rows(graphs: int = 120, machines: tuple[str, ...] = ("m",), seed: int = 0) -
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_factors_of_operators_and_of_the_host_are_recovered() -> None:
     known = rows()
     found = additive.fitted(known, additive.Options(epochs=250, batch=30, forgotten=0.0))
@@ -51,6 +52,7 @@ def test_factors_of_operators_and_of_the_host_are_recovered() -> None:
     assert found.factor("a", numbers) < 0.7 < 1.5 < found.factor("c", numbers)
 
 
+@pytest.mark.slow
 def test_a_slow_card_is_told_from_slow_operators() -> None:
     known = rows(machines=("usual", "slow"))
     found = additive.fitted(known, additive.Options(epochs=250, batch=30, forgotten=0.0, cards=0.002))
@@ -139,6 +141,7 @@ def test_nothing_is_added_where_the_simulation_is_right() -> None:
     assert fitted_workspaces(graphs).shares == {}
 
 
+@pytest.mark.slow
 def test_the_published_encoder_learns_what_depends_on_operators() -> None:
     draw = np.random.default_rng(0)
     sketches, seconds = [], []

@@ -56,6 +56,7 @@ CLASSES = {
 }
 
 
+@pytest.mark.quick(every=6)
 @pytest.mark.parametrize("name", CLASSES)
 def test_each_class_has_its_mutants(name):
     program, wanted, share = CLASSES[name]
@@ -99,6 +100,7 @@ def test_thresholds_of_an_index_of_two_images():
     assert {("j", "1"), ("j", "h+1"), ("i", "1"), ("i", "0")} <= points
 
 
+@pytest.mark.slow
 def test_zero_rows_and_boxes_make_it_exact_and_too_few_zero_rows_do_not():
     mutant = n2h(Convolution(pad=1))
     by = {each.correction: each for each in corrected(Convolution(pad=1), boxes=True) if each.path == str(mutant)}
@@ -127,6 +129,7 @@ def test_a_correction_of_too_few_boxes_is_caught():
     )
 
 
+@pytest.mark.slow
 def test_borders_that_depend_on_a_rest_are_refused():
     parity = next(m for m in mutants(convolution(Convolution(pad=1))) if str(m).startswith("fill, N2H, conv"))
     assert regions(parity) is None
@@ -165,6 +168,7 @@ CASES = {
 STRIDED = {"batched product of one matrix": nn.Identity(), "transposed conv: product": nn.ConvTranspose2d(3, 4, 3, 2)}
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("name", [each.name for each in MUTANT_PASSES])
 def test_each_pass_keeps_the_result_and_needs_its_condition(name):
     module, x, lacking = CASES[name]
@@ -183,6 +187,7 @@ def test_each_pass_keeps_the_result_and_needs_its_condition(name):
         assert not rewritten(lambda m, y: m.f(y), given, passes=[name], everything=True, f=without)[1]
 
 
+@pytest.mark.slow
 def test_mutants_are_tried_only_when_asked_for():
     flow = traced(lambda m, x: m.f(x), R(1, 256, 64, 64), f=conv(256, 256, 3, padding=2, dilation=2)).flow
     for more, expected in (
@@ -196,6 +201,7 @@ def test_mutants_are_tried_only_when_asked_for():
         apply_passes(flow, V100, passes=["dilated conv: space to bach"])
 
 
+@pytest.mark.slow
 def test_dilated_convolutions_gain_on_v100_what_pet_published_and_nothing_on_cpus():
     """PET's CSRNet on a V100: 1.3 to 2.5 times as fast; Winograd's algorithm takes the dense convolution alone."""
     module, inputs = csrnet_back()
@@ -207,6 +213,7 @@ def test_dilated_convolutions_gain_on_v100_what_pet_published_and_nothing_on_cpu
     assert next(step.name for step in found.steps if step.applied and not step.tidy) == "dilated chain: space to batch"
 
 
+@pytest.mark.slow
 def test_the_search_over_parts_takes_the_chain_on_v100():
     module, inputs = csrnet_back()
     flow = traced(lambda m, x: m.f(x), *inputs, f=module).flow
@@ -239,6 +246,7 @@ def test_a_geometry_that_is_none_is_refused():
     assert parsed("matmul(x, w)") is product(batched=True).source
 
 
+@pytest.mark.slow
 def test_programs_that_fill_and_crop_are_proved_for_all_sizes_by_cases():
     """Blocks need their halo rows for it: without them, or with one too few, the proof does not close."""
     given = Convolution(kernel=(3, 3), pad=1)

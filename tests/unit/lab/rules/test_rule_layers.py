@@ -46,6 +46,7 @@ PROVED = [
 ]
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.each("variables, source, right, wrong", PAIRS)
 def test_three_layers_close_on_right_rules_and_fail_on_wrong_ones(
     variables: str, source: str, right: str, wrong: str
@@ -59,6 +60,7 @@ def test_three_layers_close_on_right_rules_and_fail_on_wrong_ones(
     assert not proved_generically(bad)
 
 
+@pytest.mark.slow
 def test_the_egraph_proves_right_rules_and_no_wrong_one() -> None:
     pairs = PAIRS[:6]
     rules = [rule_of("r", v, s, t) for v, s, right, wrong in pairs for t in (right, wrong)]

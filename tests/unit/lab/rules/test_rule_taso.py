@@ -23,6 +23,7 @@ def numbers(verdicts: list, word: str) -> set[int]:  # type: ignore[type-arg]
     return {int(each.rule.name.removeprefix("taso-")) for each in verdicts if each.word == word}
 
 
+@pytest.mark.slow
 def test_the_extract_is_split_into_wrong_and_proved() -> None:
     rules = taso.read(EXTRACT)
     verdicts = [checked(rule) for rule in rules]
@@ -31,6 +32,7 @@ def test_the_extract_is_split_into_wrong_and_proved() -> None:
     assert numbers(verdicts, "proved") == every - WRONG
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_exactly_the_wrong_ones_of_all_are_flagged_and_the_rest_is_proved_for_all_sizes() -> None:
     verdicts = certified(taso.read(require_data("taso_substitutions.json")), proved_axioms())

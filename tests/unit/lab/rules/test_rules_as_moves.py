@@ -63,6 +63,7 @@ def cell(merged):
     return f
 
 
+@pytest.mark.slow
 def test_a_recurrent_cell_becomes_one_product_as_by_hand():
     w, u, x, h = R(4, 16, 16), R(4, 16, 16), R(3, 16), R(3, 16)
     flow = traced(cell(False), x, h, w=w, u=u).flow
@@ -96,6 +97,7 @@ def back_again(given, flow, terms):
     return substituted(flow, same, given.folds.definitions)
 
 
+@pytest.mark.quick(without=["resnet18"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_become_terms_and_come_back(name):
     module, inputs = MODELS[name]()

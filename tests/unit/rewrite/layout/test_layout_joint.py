@@ -70,6 +70,7 @@ def compared(problem):
     }
 
 
+@pytest.mark.quick("taso")
 @pytest.mark.parametrize("name", ["taso", "bert", "patches"])
 def test_both_together_beat_either_alone(problem_of, name):
     problem = problem_of(name)

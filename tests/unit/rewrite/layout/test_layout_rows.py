@@ -121,6 +121,7 @@ def test_resnet_50_lies_by_channels_last_on_tensor_cores_and_stays_on_cuda_cores
         assert (laid.gain > 0) == moves
 
 
+@pytest.mark.slow
 def test_resnet_50_as_the_documents_say():
     from models.resnet import ResNet
 
