@@ -124,7 +124,7 @@ def test_word_check_reads_the_table_of_the_vocabulary():
     assert "not" not in listed and "---" not in listed
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "docs", "bench"])
+@pytest.mark.parametrize("target", ["demo", "test", "test-all", "lint", "docs", "bench"])
 def test_make_has_the_targets_that_documents_name(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
 
