@@ -78,7 +78,7 @@ class PhaseTime(NamedTuple):
     @property
     def total_s(self) -> Num:
         """Time of the row and exposed time of its transfers, without the factors of a framework."""
-        return self.own_s + sum(shown_s(self))
+        return self.own_s + sum(exposed_transfers_s(self))
 
     @property
     def beside_s(self) -> Num:
@@ -110,7 +110,7 @@ def _share_beside(row: Row, phase: str) -> Num:
     return maximum(row.overlaps, row.overlaps_backward) if phase == BACKWARD else row.overlaps
 
 
-def shown_s(time: PhaseTime, framework: Framework = IDEAL) -> Iterator[Num]:
+def exposed_transfers_s(time: PhaseTime, framework: Framework = IDEAL) -> Iterator[Num]:
     """Exposed time of each transfer of a row under a framework; transfers use up the row's own time in turn."""
     left_s = time.beside_s * factor_of(kind_of(time.row), time.narrow, framework)
     for each in time.transfers:

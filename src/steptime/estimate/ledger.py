@@ -15,7 +15,7 @@ from steptime.cost.memory_bound import memory_bound_s
 from steptime.cost.roofline import roofline_compute_s
 from steptime.errors import InternalError
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, kind_of, shown_s
+from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, exposed_transfers_s, factor_of, kind_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import LAYERS_TERM
 from steptime.estimate.operators import formula_of
@@ -85,7 +85,7 @@ def _row_terms(time: PhaseTime, phase: str, count: float, e: Evaluation, shown: 
     else:
         group = "memory_bound" if time.calls[0].formula is memory_bound_s else "compute"
         yield made_of(f"{group}/{name}", time.calls, time.compute_s * count * factor, **factors)
-    for each, exposed_s in zip(time.transfers, shown_s(time, e.job.framework), strict=True):
+    for each, exposed_s in zip(time.transfers, exposed_transfers_s(time, e.job.framework), strict=True):
         axis = each.transfer.axis
         links, share = float(e.job.framework.links(axis)), shown if axis == EXPERT_AXIS else 1.0
         total_s, hidden_s = exposed_s * count, (each.busy_s * links - exposed_s) * count

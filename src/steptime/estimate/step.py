@@ -530,8 +530,8 @@ def _once(inputs: StepInputs, name: str, sums: Mapping[str, Num], behind_s: Num,
         beside: Num = 0.0
         most_s = exposed_in_turn_s(**given, sent_share=sent, beside_share=beside)
         for beside_share, sent_share in inputs.turns[name]:
-            shown_s = exposed_in_turn_s(**given, sent_share=sent_share, beside_share=beside_share)
-            longer, most_s = shown_s > most_s, maximum(shown_s, most_s)
+            exposed_s = exposed_in_turn_s(**given, sent_share=sent_share, beside_share=beside_share)
+            longer, most_s = exposed_s > most_s, maximum(exposed_s, most_s)
             sent, beside = where(longer, sent_share, sent), where(longer, beside_share, beside)
         return exposed_in_turn_s, {**given, "sent_share": sent, "beside_share": beside}, {
             "sent_share": 1.0, "beside_share": 0.0,

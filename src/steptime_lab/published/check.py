@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.layer import FORWARD, RECOMPUTE, PhaseTime, shown_s
+from steptime.estimate.layer import FORWARD, RECOMPUTE, PhaseTime, exposed_transfers_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
@@ -277,7 +277,7 @@ def _figures(e: Evaluation, time: PhaseTime, again: PhaseTime | None, short: str
         f"t_{short}": total,
         f"t_{short}_comp": time.compute_s,
         f"t_{short}_mem": time.exposed_memory_s,
-        f"t_{short}_comm": sum(shown_s(time)),
+        f"t_{short}_comm": sum(exposed_transfers_s(time)),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.estimate.evaluate import Evaluation
-from steptime.estimate.layer import RECOMPUTE, PhaseTime, shown_s
+from steptime.estimate.layer import RECOMPUTE, PhaseTime, exposed_transfers_s
 from steptime.estimate.memory import stage_terms
 from steptime.num import Array, Num, divisors
 from steptime.plan.job import Job, replica_sequences
@@ -137,7 +137,7 @@ def statistics(e: Evaluation) -> dict[str, Any]:
     parts = {
         "comp": sum(time.compute_s for time in times) * count,
         "mem": sum(time.exposed_memory_s for time in times) * count,
-        "tp_comm": sum(sum(shown_s(time)) for time in times) * count,
+        "tp_comm": sum(sum(exposed_transfers_s(time)) for time in times) * count,
         "dp_comm": e.step.data_s["gradients"] + e.step.data_s["weights"],
         "pp_comm": e.step.pipeline_comm_s,
         "bubble": e.step.bubble_s,
