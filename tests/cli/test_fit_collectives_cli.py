@@ -45,7 +45,7 @@ def test_rows_that_nothing_measures_are_left_out(run: Run, tmp_path: Path) -> No
     out = tmp_path / "out"
     done = run("calibrate", "fit", "--collectives", write(tmp_path, rows() + wrong), "--out", str(out))
     assert (done.exit_code, done.stderr) == (0, "")
-    said = "no time, size or group that a collective has, or beyond the groups of: h100-sxm-nccl"
+    said = "time, size or group size missing or out of range for the fit of: h100-sxm-nccl"
     assert f"{len(wrong)} rows of collectives left out: {said}" in " ".join(done.stdout.split())
     profile = read_fabric_profile(out / "fabrics" / "h100-sxm-nccl.toml")
     assert (profile.points, profile.sources) == (18, ("mine",))

@@ -75,6 +75,6 @@ def test_the_price_of_a_candidate_is_that_of_the_graph_that_it_makes(seed):
     given = problem(seed)
     space = Space(problem=replace(given, moves=tuple(row for row in given.moves if not row.tidy)))
     for each in space.candidates(given.flow, given.start):
-        made = space.made(given.flow, *each.matches)
+        made = space.applied(given.flow, *each.matches)
         if made is not None:
             assert each.cost == pytest.approx(given.cost.of_graph(made), rel=0.05)

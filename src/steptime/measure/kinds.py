@@ -27,9 +27,9 @@ class Kind:
     """A kind of table."""
 
     score: Callable[[str, Mapping[str, str | float]], ScoredTable]
-    """From a file, and values of columns that it does not have, to the predictions of its rows."""
+    """Function from a path, and values of columns missing in the file, to the scored table."""
     predict: Callable[[Table], Predicted]
-    """From a table to the predictions of its rows."""
+    """Function from a table to the predictions of its rows."""
     columns: Callable[[], dict[str, Any]]
     """Columns and names that such a table may have."""
     print_columns: Callable[[], None]

@@ -33,10 +33,10 @@ def shipped_ways() -> tuple[Way, ...]:
 
 
 def reorders(way: Way) -> bool:
-    """True if a rule may change the last bits, because its sides have different operators that round.
+    """True if a rule may change the last bits.
 
-    Operators that round count as equal if only movements separate them; sums over dims of other lengths count as
-    different.
+    It may if its source has rounding operators, and the target has others, the source has several, or its one is
+    matmul or conv.
     """
     pair = (way.source, way.target)
     sides = [sorted(each.op for each in side.walk() if each.op not in EXACT) for side in pair]
@@ -47,7 +47,7 @@ _LAST: list[tuple[Flow, Terms]] = []
 """Cache of the last graph, which all passes of a search share."""
 
 
-def _seen(flow: Flow) -> Terms:
+def _terms_of(flow: Flow) -> Terms:
     if not _LAST or _LAST[0][0] is not flow:
         _LAST[:] = [(flow, Terms(flow))]
     return _LAST[0][1]
@@ -62,7 +62,7 @@ class RuleFinder:
 
     def __call__(self, scene: Scene) -> Iterator[Match]:
         """All matches in a graph."""
-        terms = _seen(scene.flow)
+        terms = _terms_of(scene.flow)
         for given in list(terms.having[self.root]):
             if given not in terms.values or given in terms.steady:
                 continue
@@ -97,7 +97,7 @@ def passes_of(ways: Iterable[Way], origin: str) -> tuple[Pass, ...]:
         Pass(
             name=f"rules of {root}{', reordered' if reordered else ''}",
             matches=f"the sources of {len(members)} rules with {root} at their root",
-            condition="the sizes, axes and weights that each rule says; one float type, or movements alone",
+            condition="the sizes, axes and weights of each rule; one float type, or the rule only moves data",
             makes="their targets; what is made of weights alone is computed before the run",
             source=origin,
             find=RuleFinder(root, Index(members)),
@@ -142,7 +142,7 @@ def certified_rules(path: Path) -> list[Rule]:
         if verdict.word != "proved":
             raise UserError(
                 f"{verdict.rule.name} in {path} has no proof: {verdict.rule.certificate}",
-                hint="state its conditions under where, or write it in smaller steps",
+                hint="state its conditions in its `where` entry, or write it in smaller steps",
             )
         out.append(verdict.rule)
     return out

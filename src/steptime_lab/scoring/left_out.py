@@ -22,10 +22,10 @@ from steptime_lab.scoring.kernels import NO_SHAPE, NO_TIME, SUSPECT
 
 NO_MODEL: Final = "operator that no curve is fitted to"
 TOO_FEW: Final = "too few different shapes"
-OTHERS: Final = "the fit takes other measurements of the same"
+OTHERS: Final = "the fit takes other measurements of the same GPU, operator and dtype"
 NO_MACHINE: Final = "not of the sources and GPUs that fabrics are fitted to"
-NO_COLLECTIVE: Final = "no time, size or group that a collective has, or beyond the groups of"
-FEW_ROWS: Final = "too few rows, or sizes among them, for a fit"
+NO_COLLECTIVE: Final = "time, size or group size missing or out of range for the fit of"
+FEW_ROWS: Final = "too few rows, or too few different sizes, for a fit"
 UNEXPLAINED: Final = "times far from what links or devices explain; are the units right?"
 NAMED: Final = 4
 """Most names that are listed with a reason."""
@@ -62,7 +62,7 @@ def kernels_left_out(table: Table, fitted: Fitted, only: str | None) -> dict[str
     known = frozenset[str]().union(*(family.ops for family in asked))
     devices = {gpu: device_named(gpu) for gpu in set(table.text("gpu"))}
     legible, timed_rows = _legible(table, asked), timed(table.number("latency_us") * 1e-6)
-    trained = launched(table)
+    launched_rows = launched(table)
     columns, sources = [table.text(name) for name in ("gpu", "op", "dtype", "notes")], table.text("source")
     measured = {cell[:3] for cell in zip(*(column[fitted.rows] for column in columns), strict=True)}
     found: list[tuple[str, str]] = []
@@ -71,7 +71,7 @@ def kernels_left_out(table: Table, fitted: Fitted, only: str | None) -> dict[str
         device = devices[gpu]
         if op not in known:
             found += [] if only else [(NO_MODEL, op)]
-        elif not trained[i]:
+        elif not launched_rows[i]:
             found.append((NOT_LAUNCHED, f"{op} of {sources[i]}"))
         elif device is None:
             found.append((NO_DEVICE, gpu))

@@ -16,9 +16,9 @@ def _file(option: str, text: str, metavar: str = "FILE") -> Any:
     return flag(option, metavar=metavar, help=text)
 
 
-RAN = "Table of layouts that ran or ran out of memory instead: the columns of training runs, and outcome."
+RAN = "Table of layouts that ran or ran out of memory, instead of FILE: columns of training runs, and outcome."
 LEAVE_OUT = (
-    "Predict runs by fits to the table without their source, model, or source and model; or one source, by its key."
+    "Predict runs by fits without their source (each), model, or model in its source; or only those of source KEY."
 )
 COLLECTIVE = (
     "If not in the file: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter or p2p."

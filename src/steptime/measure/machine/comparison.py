@@ -23,7 +23,7 @@ from steptime.measure.table import Table
 from steptime.store.files import write_whole
 
 AUTO: Final = "auto"
-"""Stands for the device of the catalogue that the machine says it has."""
+"""Stands for the catalogue device that matches the machine's own name."""
 ATTENTION_SOURCE: Final = "simumax"
 """Source of the catalogue that measured the same call of torch (scaled dot product attention)."""
 
@@ -46,7 +46,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All operators, and the errors of the public profile."""
+    """Operators that tables of kernels have, and the errors of the public profile."""
 
     device: str
     residuals: tuple[Residual, ...]
@@ -79,7 +79,7 @@ def public_device(given: str, processor: str = "") -> str:
 
 
 def compare(fitted: Fitted, device: str, method: str) -> Comparison:
-    """Predicts the measured operators with the public profile of a device.
+    """Predicts the measured operators that tables of kernels have with the public profile of a device.
 
     Args:
         fitted: the calibration.

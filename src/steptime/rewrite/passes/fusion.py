@@ -15,7 +15,7 @@ from steptime.rewrite.scene import Match, Pass, Scene, operands, shape_text
 
 MOST_MEMBERS: Final = 64
 MOST_RESULTS: Final = 8
-"""Most results of a kernel. It and the limit of members reflect registers and pointers of arguments."""
+"""Largest number of results of one fused kernel. This and MOST_MEMBERS stand for limits on registers and arguments."""
 
 
 def needs(flow: Flow) -> tuple[Mapping[Node, int], Mapping[Node, int]]:
@@ -70,7 +70,7 @@ class Grower:
         return group
 
     def _fits(self, node: Node, group: set[Node], needs: int) -> bool:
-        """True if no outside reader of the node is needed by the group, and the results stay within the limit."""
+        """True if no node outside both reads this node and feeds the group, and the results stay within the limit."""
         values = [node.value(index) for index in range(len(node.outputs))]
         outside = [user for value in values for user in self._flow.users.get(value, ()) if user not in group]
         if any(needs >> self._number[user] & 1 for user in outside):
@@ -78,7 +78,7 @@ class Grower:
         return len(self.results({*group, node})) <= self._most[1]
 
     def results(self, group: set[Node]) -> list[Node]:
-        """Members that nodes outside the group read."""
+        """Members that nodes outside the group read, or that the step returns."""
         return [node for node in group if any(self._leaves(node.value(n), group) for n in range(len(node.outputs)))]
 
     def _leaves(self, value: Value, group: set[Node]) -> bool:
@@ -146,30 +146,30 @@ def _recomputed(scene: Scene) -> Iterator[Match]:
         cheap = (is_map(node) or node.op in RECOMPUTED) and is_pure(node) and node not in flow.over
         if not cheap or flow.place(node).phase != "forward":
             continue
-        late = _late(flow, node.value())
-        if not late or node.value() in flow.wanted or not all(_lives(flow, each, node) for each in node.inputs):
+        readers = _backward_readers(flow, node.value())
+        if not readers or node.value() in flow.wanted or not all(_is_kept(flow, each, node) for each in node.inputs):
             continue
         copy = nodes.node(node.op, node.inputs, node.names, (*node.attributes, (AGAIN, number)), node.outputs).value()
         again = {node.value(): copy}
-        for _, seen in late:
-            for view in reversed(seen):
+        for _, views in readers:
+            for view in reversed(views):
                 inputs = (again[view.inputs[0]], *view.inputs[1:])
                 again[view.value()] = nodes.node(view.op, inputs, view.names, view.attributes, view.outputs).value()
         replace: dict[Value, Value] = {}
-        for user in dict.fromkeys(user for user, _ in late):
+        for user in dict.fromkeys(user for user, _ in readers):
             inputs = tuple(again.get(each, each) for each in user.inputs)
             made = nodes.node(user.op, inputs, user.names, user.attributes, user.outputs)
             replace |= {user.value(index): made.value(index) for index in range(len(user.outputs))}
-        yield Match(root=late[0][0], replace=replace, what=f"{node.op} {shape_text(copy.type)}")
+        yield Match(root=readers[0][0], replace=replace, what=f"{node.op} {shape_text(copy.type)}")
 
 
-def _late(flow: Flow, value: Value) -> list[tuple[Node, tuple[Node, ...]]]:
+def _backward_readers(flow: Flow, value: Value) -> list[tuple[Node, tuple[Node, ...]]]:
     """Readers of a value in the backward pass in order, each with the views in between, the last view first."""
     found: list[tuple[Node, tuple[Node, ...]]] = []
     waiting: list[tuple[Value, tuple[Node, ...]]] = [(value, ())]
     while waiting:
-        seen, views = waiting.pop()
-        for user in dict.fromkeys(flow.users.get(seen, ())):
+        current, views = waiting.pop()
+        for user in dict.fromkeys(flow.users.get(current, ())):
             if user.op in VIEWS and len(user.outputs) == 1 and user.value() not in flow.wanted:
                 waiting.append((user.value(), (user, *views)))
             elif flow.place(user).phase == "backward":
@@ -177,20 +177,20 @@ def _late(flow: Flow, value: Value) -> list[tuple[Node, tuple[Node, ...]]]:
     return sorted(found, key=lambda pair: flow.place(pair[0]).position)
 
 
-def _lives(flow: Flow, value: Value, reader: Node) -> bool:
+def _is_kept(flow: Flow, value: Value, reader: Node) -> bool:
     """True if a value is kept for the backward pass in any case, because other nodes read it there."""
     while value.node.op in VIEWS and value.node.inputs:
         value = value.node.inputs[0]
     if value.node.op in SOURCES or value in flow.wanted:
         return True
-    return any(user is not reader and user.attribute(AGAIN) is None for user, _ in _late(flow, value))
+    return any(user is not reader and user.attribute(AGAIN) is None for user, _ in _backward_readers(flow, value))
 
 
 EPILOGUE: Final = Pass(
     name="convolution + activation",
     matches="a convolution, a residual added to it or none, and an activation",
     condition="inference; nothing else reads what is between; same shape",
-    makes="one kernel whose epilogue adds and activates: neither is written and read again",
+    makes="one kernel whose epilogue adds and activates: no intermediate tensor goes through memory",
     source="Jia et al., MetaFlow, SysML 2019; cuDNN's fused convolutions, ONNX Runtime's FusedConv",
     find=_epilogues,
     modes=("inference",),
@@ -199,9 +199,9 @@ EPILOGUE: Final = Pass(
 
 FUSION: Final = Pass(
     name="element-wise chain",
-    matches="element-wise operators and norms of one shape and phase that read each other, with rows broadcast in",
+    matches="element-wise operators and norms of one shape and phase that feed one another; smaller inputs broadcast",
     condition="no value that leaves the group comes back into it; at most 64 operators and 8 results",
-    makes="one kernel: inputs read once, results written once, one launch; what the backward pass reads is a result",
+    makes="one kernel: inputs read once, results written once, one launch; what the backward pass reads is written out",
     source="seed document on fusion; PyTorch Inductor",
     find=_chains,
     fuses=True,

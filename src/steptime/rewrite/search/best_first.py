@@ -11,7 +11,7 @@ from typing import Final
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.search.control import Control
 from steptime.rewrite.search.problem import Found, Move, Problem
-from steptime.rewrite.search.space import EPSILON, Candidate, Grouped, Space, equal, operators, single
+from steptime.rewrite.search.space import EPSILON, Candidate, Grouped, Space, group_equivalent, operators, single
 
 ALPHA: Final = 1.05
 """Default factor of MetaFlow: graphs that cost up to this multiple of the best are followed."""
@@ -83,12 +83,12 @@ class _Search:
             reported = self.space.graphs
         return OVER if self.left_out else CLOSED
 
-    def _follow(self, flow: Flow, way: _Way | None, candidate: Candidate | None) -> None:
-        if candidate is not None:
-            made = self.space.made(flow, *candidate.matches)
+    def _follow(self, flow: Flow, way: _Way | None, chosen: Candidate | None) -> None:
+        if chosen is not None:
+            made = self.space.applied(flow, *chosen.matches)
             if made is None:
                 return
-            way = _Way(tuple(Move(row=candidate.row, flow=flow, match=each) for each in candidate.matches), way)
+            way = _Way(tuple(Move(rewrite_pass=chosen.rewrite_pass, flow=flow, match=m) for m in chosen.matches), way)
             flow = made
         key = Space.key(flow)
         if key in self._seen:
@@ -141,7 +141,7 @@ def best_first(
         space=space,
         alpha=alpha,
         largest=growth * max(operators(flow), 1),
-        grouped=equal if together else single,
+        grouped=group_equivalent if together else single,
         best=flow,
         best_cost=space.cost(flow),
     )

@@ -49,7 +49,7 @@ def decide(problem: Problem, found: Found, *, everything: bool, by_time: bool) -
     accepted: list[_Priced] = []
     for group in _groups(priced):
         sure = len(group) if everything or not by_time else _sure(prices, whole, group)
-        names = " and ".join(dict.fromkeys(each.move.row.name for each in group[:sure]))
+        names = " and ".join(dict.fromkeys(each.move.rewrite_pass.name for each in group[:sure]))
         accepted += group[:sure]
         for n, each in enumerate(group):
             certain = n < sure
@@ -66,7 +66,7 @@ def decide(problem: Problem, found: Found, *, everything: bool, by_time: bool) -
 
 
 def _step(each: _Priced, change: Change, applied: bool, why: str) -> Step:
-    row, match = each.move.row, each.move.match
+    row, match = each.move.rewrite_pass, each.move.match
     return Step(
         name=row.name,
         what=match.what,
@@ -142,8 +142,8 @@ def _replayed(problem: Problem, accepted: Sequence[_Priced]) -> Flow:
     for each in accepted:
         kind = kinds(each.old), kinds(each.new)
         for _ in range(each.move.count):
-            match = next(_alike(problem, flow, each.move.row, kind), None)
-            made = None if match is None else space.made(flow, match)
+            match = next(_alike(problem, flow, each.move.rewrite_pass, kind), None)
+            made = None if match is None else space.applied(flow, match)
             if made is None:
                 break
             flow = made

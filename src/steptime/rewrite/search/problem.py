@@ -143,7 +143,7 @@ class Problem:
 class Move:
     """One rewrite on the way to a graph."""
 
-    row: Pass
+    rewrite_pass: Pass
     flow: Flow = field(repr=False)
     """The graph, or the part of a graph, in which it was found."""
     match: Match

@@ -22,7 +22,7 @@ EPSILON: Final = 1e-9
 
 Key = tuple[tuple[Value, ...], tuple[Node, ...]]
 Grouped = Callable[[Flow, Iterable[Match]], Iterable[tuple[Match, ...]]]
-"""Function from the matches of a pass to groups of matches that are made at once."""
+"""Function from the matches of a pass to groups of matches that are applied together."""
 
 
 def replacements_of(matches: Iterable[Match]) -> dict[Value, Value]:
@@ -35,12 +35,12 @@ def single(_: Flow, matches: Iterable[Match]) -> Iterator[tuple[Match, ...]]:
     return ((match,) for match in matches)
 
 
-def equal(flow: Flow, matches: Iterable[Match]) -> Iterator[tuple[Match, ...]]:
+def group_equivalent(flow: Flow, matches: Iterable[Match]) -> Iterator[tuple[Match, ...]]:
     """Groups of matches that remove and add the same kinds of nodes and do not overlap."""
     groups: dict[object, list[Match]] = defaultdict(list)
-    for match in apart(flow, matches):
+    for match in non_overlapping(flow, matches):
         old, new = removed_and_added(flow, match.replace)
-        # Matches that read different weights are equal.
+        # Nodes made of weights alone are not compared.
         groups[kinds(n for n in old if n not in flow.constant), kinds(new)].append(match)
     return map(tuple, groups.values())
 
@@ -50,24 +50,24 @@ class Candidate:
     """A graph that is not built yet."""
 
     cost: float
-    """Cost of the resulting graph, by the operators that the matches remove and add."""
-    row: Pass
+    """Cost of the resulting graph: by removed and added operators if the cost is additive, else of the built graph."""
+    rewrite_pass: Pass
     matches: tuple[Match, ...]
 
 
 @dataclass(kw_only=True)
 class Space:
-    """Graphs that the moves of a problem reach; tidy moves are made at once after each other move."""
+    """Graphs that the moves of a problem reach; after every move that is not tidy, all tidy moves are applied."""
 
     problem: Problem
     graphs: int = 0
     """Graphs that were priced."""
-    rows: tuple[Pass, ...] = field(init=False)
+    passes: tuple[Pass, ...] = field(init=False)
     tidy: tuple[Pass, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = tuple(row for row in self.problem.moves if not row.tidy)
-        self.tidy = tuple(row for row in self.problem.moves if row.tidy)
+        self.passes = tuple(rewrite_pass for rewrite_pass in self.problem.moves if not rewrite_pass.tidy)
+        self.tidy = tuple(rewrite_pass for rewrite_pass in self.problem.moves if rewrite_pass.tidy)
 
     @staticmethod
     def key(flow: Flow) -> Key:
@@ -79,43 +79,43 @@ class Space:
         return self.problem.cost.guided(flow)
 
     def candidates(self, flow: Flow, cost: float, grouped: Grouped = single) -> Iterator[Candidate]:
-        """Graphs that are one move away; ``grouped`` decides which matches of a move are made together."""
+        """Graphs that are one move away; ``grouped`` decides which matches of a move are applied together."""
         scene = self.problem.scene(flow)
-        for row in self.rows:
-            for matches in grouped(flow, row.find(scene)):
+        for rewrite_pass in self.passes:
+            for matches in grouped(flow, rewrite_pass.find(scene)):
                 found = self.priced(flow, cost, *matches)
                 if found is not None:
-                    yield Candidate(found, row, matches)
+                    yield Candidate(found, rewrite_pass, matches)
 
     def priced(self, flow: Flow, cost: float, *matches: Match) -> float | None:
-        """Cost after some matches; None: they cannot be made."""
+        """Cost after some matches; None: they cannot be applied."""
         self.graphs += 1
         model = self.problem.cost
         if not model.is_additive:
-            made = self.made(flow, *matches)
+            made = self.applied(flow, *matches)
             return None if made is None else self.cost(made)
         old, new = removed_and_added(flow, replacements_of(matches))
         return cost + sum(model.of_node(flow, n) for n in new) - sum(model.of_node(flow, n) for n in old)
 
-    def made(self, flow: Flow, *matches: Match) -> Flow | None:
-        """The tidied graph with matches made; None: they cannot be made."""
+    def applied(self, flow: Flow, *matches: Match) -> Flow | None:
+        """The tidied graph after some matches; None: they cannot be applied."""
         try:
             return self.tidied(substituted(flow, replacements_of(matches), self.problem.folds.definitions))
         except RefusedError:
             return None
 
     def tidied(self, flow: Flow) -> Flow:
-        """The graph with all tidy moves made."""
+        """The graph with all tidy moves applied."""
         for _ in range(ROUNDS):
             before = flow
-            for row in self.tidy:
-                flow = self._all(flow, list(row.find(self.problem.scene(flow))))
+            for rewrite_pass in self.tidy:
+                flow = self._all(flow, list(rewrite_pass.find(self.problem.scene(flow))))
             if flow is before:
                 return flow
         return flow
 
     def _all(self, flow: Flow, matches: list[Match]) -> Flow:
-        """The graph with tidy matches made, as far as they can be made together."""
+        """The graph with tidy matches applied, as far as they can be applied together."""
         while matches:
             try:
                 return substituted(flow, replacements_of(matches), self.problem.folds.definitions)
@@ -123,37 +123,37 @@ class Space:
                 matches = matches[: len(matches) // 2]
         return flow
 
-    def descended(self, flow: Flow, rows: Iterable[Pass] | None = None) -> tuple[Flow, tuple[Move, ...]]:
+    def descended(self, flow: Flow, passes: Iterable[Pass] | None = None) -> tuple[Flow, tuple[Move, ...]]:
         """Make moves that lower the cost, all matches of a pass at once, until none does; returns graph and moves."""
         cost, path = self.cost(flow), list[Move]()
-        chosen = self.rows if rows is None else tuple(rows)
+        chosen = self.passes if passes is None else tuple(passes)
         for _ in range(ROUNDS):
             start = cost
-            for row in chosen:
-                flow, cost, moves = self._one(flow, cost, row)
+            for rewrite_pass in chosen:
+                flow, cost, moves = self._one(flow, cost, rewrite_pass)
                 path += moves
             if cost >= start * (1 - EPSILON):
                 break
         return flow, tuple(path)
 
-    def _one(self, flow: Flow, cost: float, row: Pass) -> tuple[Flow, float, list[Move]]:
-        """Make the matches of one pass that pay and do not overlap, together or else only the best one."""
+    def _one(self, flow: Flow, cost: float, rewrite_pass: Pass) -> tuple[Flow, float, list[Move]]:
+        """Apply the non-overlapping matches of one pass that lower the cost; if together they do not, only the best."""
         paying: list[tuple[float, int, Match]] = []
-        for match in row.find(self.problem.scene(flow)):
+        for match in rewrite_pass.find(self.problem.scene(flow)):
             after = self.priced(flow, cost, match)
             if after is not None and after < cost * (1 - EPSILON):
                 paying.append((after, len(paying), match))
         paying.sort()
-        together = apart(flow, [match for _, _, match in paying])
+        together = non_overlapping(flow, [match for _, _, match in paying])
         for group in (together, together[:1]) if len(together) > 1 else (together,):
-            made = self.made(flow, *group) if group else None
+            made = self.applied(flow, *group) if group else None
             after = cost if made is None else self.cost(made)
             if made is not None and after < cost * (1 - EPSILON):
-                return made, after, [Move(row=row, flow=flow, match=match) for match in group]
+                return made, after, [Move(rewrite_pass=rewrite_pass, flow=flow, match=match) for match in group]
         return flow, cost, []
 
 
-def apart(flow: Flow, matches: Iterable[Match]) -> list[Match]:
+def non_overlapping(flow: Flow, matches: Iterable[Match]) -> list[Match]:
     """A greedy subset of matches that do not overlap."""
     touched: set[Node] = set()
     chosen = []

@@ -29,8 +29,8 @@ def spans(problem: Problem, flow: Flow) -> Counter[Node]:
     """Number of matches that contain each node, which a cut there would lose."""
     count: Counter[Node] = Counter()
     space = Space(problem=problem)
-    for row in space.rows:
-        for match in row.find(problem.scene(flow)):
+    for rewrite_pass in space.passes:
+        for match in rewrite_pass.find(problem.scene(flow)):
             old, _ = removed_and_added(flow, match.replace)
             count.update({*old, *(value.node for value in match.replace)})
     return count

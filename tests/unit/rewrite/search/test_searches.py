@@ -92,8 +92,8 @@ def test_a_kernel_is_enlarged_only_where_a_search_may_pay_first():
     rows = ["enlarged kernel", "merged convolutions", "joined maps", "joined slices"]
     given = problem(function, x, weights={"launches": 1.0, "flops": 1e-9}, rows=rows, **modules)
     greedy, relaxed = (taso(given, alpha=alpha, budget=400) for alpha in (1.0, 1.05))
-    assert {move.row.name for move in relaxed.path} >= {"enlarged kernel", "merged convolutions"}
-    assert "enlarged kernel" not in {move.row.name for move in greedy.path}
+    assert {move.rewrite_pass.name for move in relaxed.path} >= {"enlarged kernel", "merged convolutions"}
+    assert "enlarged kernel" not in {move.rewrite_pass.name for move in greedy.path}
     assert relaxed.cost < 2.1 < 3 < greedy.cost
     assert check(given.flow, relaxed.flow, seeds=1).passed
 
@@ -113,7 +113,7 @@ def test_a_move_makes_what_it_says(row, function, modules, left):
     given = problem(function, R(2, 16, 6, 6), rows=[row], **own)
     space = Space(problem=given)
     (first, *_) = space.candidates(given.flow, given.start)
-    made = space.made(given.flow, *first.matches)
+    made = space.applied(given.flow, *first.matches)
     assert ops(made) == left
     assert check(given.flow, made, seeds=1).passed
 
@@ -121,7 +121,7 @@ def test_a_move_makes_what_it_says(row, function, modules, left):
 def test_every_number_of_groups_keeps_the_result():
     given = problem(lambda m, x: m.g(x), R(1, 16, 6, 6), g=nn.Conv2d(16, 32, 3, groups=8), rows=["fewer groups"])
     space = Space(problem=given)
-    found = [space.made(given.flow, *each.matches) for each in space.candidates(given.flow, 0.0)]
+    found = [space.applied(given.flow, *each.matches) for each in space.candidates(given.flow, 0.0)]
     assert [flow.by_op["convolution"][0].attribute("groups") for flow in found] == [4, 2, 1]
     assert all(check(given.flow, flow, seeds=1).passed for flow in found)
 
@@ -139,7 +139,7 @@ def test_products_are_joined(row):
     given = problem(function, R(4, 8), R(4, 8), a=R(8, 8), b=R(8, 8), rows=[row])
     space = Space(problem=given)
     (first, *_) = space.candidates(given.flow, given.start)
-    made = space.made(given.flow, *first.matches)
+    made = space.applied(given.flow, *first.matches)
     assert [op for op in ops(made) if op != "exp" or left[-1] == "exp"] == left
     assert check(given.flow, made, seeds=1).passed
 
@@ -175,7 +175,7 @@ def test_equal_blocks_are_searched_once_however_many_there_are():
         parted = Parted(problem=given, control=Control())
         members = blocks(given.flow, movable(given.flow), 30)
         flow, path = parted.each(given.flow, members, exhaustive)
-        assert sum(move.count for move in path if move.row.name == "merged siblings") == count
+        assert sum(move.count for move in path if move.rewrite_pass.name == "merged siblings") == count
         assert check(given.flow, flow, seeds=1).passed
         counts.append((parted.kinds, parted.graphs))
     assert counts[1] == counts[2]
