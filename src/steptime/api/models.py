@@ -173,7 +173,7 @@ def check_strategy(setting: Setting, strategy: str) -> None:
 
 
 KEYS: Final = 6
-"""Most keys of a file that a note names."""
+"""Largest number of keys of a file that a note names."""
 OF_MODULE: Final = (
     "of a torch module make a workload: steptime.captured_model(module, inputs_of_batch), "
     "or name the factory that makes it: 'file.py:factory'"

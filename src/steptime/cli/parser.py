@@ -26,7 +26,7 @@ from steptime.registry import entry_points, loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 WIDEST: Final = 80
-"""Most columns of help."""
+"""Largest number of columns of help."""
 FIRST: Final = "Most used"
 OWN: Final = "Options of this command"
 ANSWER: Final = "Answer"

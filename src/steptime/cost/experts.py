@@ -69,7 +69,7 @@ def top_k_flops(elements: Num) -> Num:
 
 
 def greatest_imbalance(choices: Num, ranks: Num, experts: Num) -> Num:
-    r"""Most tokens that one rank of experts can get, over the mean.
+    r"""Largest ratio of the tokens of one rank of experts to the mean.
 
     $$b = \frac{e \min(k, E/e)}{k}$$
 

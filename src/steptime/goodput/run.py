@@ -19,7 +19,7 @@ SAMPLES: Final = 4096
 """Number of runs sampled for a band, with a fixed seed."""
 SEED: Final = 35
 WORST: Final = 20.0
-"""Most mean times between failures that a restart and an interval may take together; beyond, a run does not end."""
+"""Limit of a restart and an interval together, in mean times between failures; beyond, a run does not end."""
 Z95: Final = 1.6448536269514722
 """95th percentile of the normal distribution."""
 

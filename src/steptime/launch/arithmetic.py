@@ -27,7 +27,7 @@ _CHANGE: Final = re.compile(r"(\w+)\s*(?:(\+\+|--)|([+*/%-]?)=(?!=)(.*))|(\+\+|-
 LARGEST: Final = 2**63
 LONGEST: Final = 200
 DEEPEST: Final = 10
-"""Most levels of variables that refer to variables."""
+"""Largest number of levels of variables that refer to variables."""
 
 
 class Unknown(Exception):

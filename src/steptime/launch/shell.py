@@ -29,7 +29,7 @@ _PRINTED: Final = re.compile(r"""printf\s+-v\s+(\w+)\s+(["'])([^"'%]*)%s([^"'%]*
 _HEAD: Final = re.compile(r"(then|do|else)\b\s*(.*)", re.DOTALL)
 MAX_LINE: Final = 100_000
 MAX_STATEMENTS: Final = 50_000
-"""Most statements that are followed; the statements of a loop count in each iteration."""
+"""Largest number of statements that are followed; the statements of a loop count in each iteration."""
 
 
 def write_shell(head: Iterable[str], launcher: str, options: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ KEY: Final = "steptime"
 _LAUNCH: Final = re.compile(r"^# launch: (.*)$", re.MULTILINE)
 Options = dict[str, Any]
 MAX_YAML_NODES: Final = 100_000
-"""Most nodes of a YAML document, each counted as often as its aliases repeat it."""
+"""Largest number of nodes of a YAML document, each counted as often as its aliases repeat it."""
 MAX_BRACKETS: Final = 200
 MAX_VALUE: Final = 2**63
 

@@ -16,7 +16,7 @@ ARM: Final = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", 
 FIELDS: Final = (*X86, *ARM)
 """Lines of ``/proc/cpuinfo`` that identify the processor and its instructions."""
 LONGEST: Final = 32
-"""Most letters of the model in a file name."""
+"""Largest number of letters of the model in a file name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

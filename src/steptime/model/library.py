@@ -37,7 +37,7 @@ _TYPES: Final[Mapping[str, Row]] = {
 }
 _OF_MODELS: Final = ("kinds", "pattern", "stem", "family", "source", "layers", "vocab", "tied_embeddings")
 DIGITS: Final = 9
-"""Most digits of a count in a pattern."""
+"""Largest number of digits of a count in a pattern."""
 
 
 def _part(record: type, *by_default: str) -> Table:

@@ -225,7 +225,7 @@ RULE_HEADS: Final = {
     "formula": "exposed time",
 }
 WIDE: Final = 3
-"""Most frameworks side by side."""
+"""Largest number of frameworks side by side."""
 
 
 def print_frameworks(result: Mapping[str, Any], target: str) -> None:

@@ -225,7 +225,7 @@ def mesh_words(plan: Mapping[str, Any]) -> str:
 
 
 SHARDED_SHOWN: Final = 3
-"""Most named parameters that are sharded."""
+"""Largest number of named parameters that are sharded."""
 
 
 def sharded_words(plan: Mapping[str, Any]) -> list[str]:

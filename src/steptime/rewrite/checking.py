@@ -21,7 +21,7 @@ gradient of the keys' bias, to which a softmax is invariant."""
 ROUNDED: Final = "gelu"
 """Operator whose constants a graph stores rounded if it has the operator in single steps."""
 MOST_BYTES: Final = 8 * 2**30
-"""Most bytes of weights of a graph that is run on this machine."""
+"""Largest number of bytes of weights of a graph that is run on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

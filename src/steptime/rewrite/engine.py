@@ -20,7 +20,7 @@ from steptime.rewrite.retype import RefusedError
 from steptime.rewrite.scene import OBJECTIVES, Folds, Match, Mode, Objective, Pass, Scene
 
 ROUNDS: Final = 8
-"""Most rounds of a stage, which is tried again after a change."""
+"""Largest number of rounds of a stage, which is tried again after a change."""
 CUDA_ROUNDING_BYTES: Final = 512
 UNFUSED: Final = 4
 """Number of stages before the mutants, which need folded convolutions and products but no fused kernels."""

@@ -21,7 +21,7 @@ OPSET: Final = 23
 """Operator set of written files, which has Attention and RMSNormalization."""
 _VIEWS: Final = ("view", "_unsafe_view", "reshape")
 LARGEST_BYTES: Final = 2**31 - 2**20
-"""Most bytes of weights in one protobuf message, with room for the nodes."""
+"""Largest number of bytes of weights in one protobuf message, with room for the nodes."""
 
 
 def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:

@@ -21,7 +21,7 @@ from steptime.rewrite.fused import opened, results_of
 from steptime.rewrite.kernels import evaluate
 
 MOST_NUMBERS: Final = 65536
-"""Most elements of a module's constant that is written into a file as text."""
+"""Largest number of elements of a module's constant that is written into a file as text."""
 
 
 class _Writer:

@@ -14,7 +14,7 @@ from steptime.captured.record.recorder import Recorder
 from steptime.captured.record.values import Signature
 
 LARGEST = 2**20
-"""Most elements of a module's constant whose contents are kept."""
+"""Largest number of elements of a module's constant whose contents are kept."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Watched(Recorder):  # type: ignore[no-untyped-call]
 
 
 MOST_BRANCHES = 64
-"""Most branches of one step; more suggest a loop whose end depends on data."""
+"""Largest number of branches of one step; more suggest a loop whose end depends on data."""
 
 
 def recorder_class(watching: Watching) -> type[Recorder]:

@@ -42,15 +42,15 @@ SUPPORT: Final = 1e-6
 NEAR: Final = (0.0, 1e-3)
 """Dives: each has the options that the relaxation uses, and those of a reduced cost up to this share of the bound."""
 DIVE_S: Final = 5.0
-"""Most seconds of one dive."""
+"""Largest number of seconds of one dive."""
 DESCENTS: Final = 1e6
-"""Most evaluated options of a descent that finds a choice where the relaxation gives none (half a second)."""
+"""Limit of evaluated options of a descent that finds a choice where the relaxation gives none (half a second)."""
 DESCENT_S: Final = 1.0
-"""Most seconds of the search for the least memory from which a descent starts."""
+"""Largest number of seconds of the search for the least memory from which a descent starts."""
 LEAST_S: Final = 10.0
-"""Most seconds of the search for the least memory."""
+"""Largest number of seconds of the search for the least memory."""
 PLAYS: Final = 8
-"""Most weightings of the moments in the search for the least memory before branch and bound."""
+"""Largest number of weightings of the moments in the search for the least memory before branch and bound."""
 EVEN: Final = 1e-9
 """Weight of a moment that was not yet the tightest; breaks ties."""
 ENOUGH: Final = 1e-7

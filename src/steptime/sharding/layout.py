@@ -48,7 +48,7 @@ class NamedDim:
     name: str
     classes: frozenset[int]
     sizes: tuple[int, ...]
-    """Most pieces into which each class can be split."""
+    """Largest number of pieces into which each class can be split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

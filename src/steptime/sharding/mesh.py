@@ -22,7 +22,7 @@ from steptime.options import MAX_DEVICES
 from steptime.simulation.collectives.times import machine_for_links
 
 MAX_AXES: Final = 3
-"""Most axes of a mesh; the number of layouts of a tensor grows exponentially with the axes."""
+"""Largest number of axes of a mesh; the number of layouts of a tensor grows exponentially with the axes."""
 _AXIS: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,9})\s*")
 _SIZES: Final = re.compile(r"\s*[0-9]{1,9}(\s*x\s*[0-9]{1,9})*\s*")
 UNNAMED: Final = (("data",), ("data", "model"), ("replica", "data", "model"))

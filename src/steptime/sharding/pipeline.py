@@ -16,7 +16,7 @@ from steptime.simulation.simulate import simulate as play
 
 MOST_STAGES: Final = 64
 MOST_REPLICAS: Final = 16
-"""Most devices of a stage whose number of devices need not be a usual one."""
+"""Largest number of devices of a stage whose number of devices need not be a usual one."""
 
 
 def sub_meshes(devices: int, fast_domain: int) -> list[int]:

@@ -25,7 +25,7 @@ from steptime.sharding.problem import ROUNDING, Problem
 from steptime.sharding.reshard import TORCH
 
 WEIGHTS: Final = 6
-"""Most relaxations of the overlap that are solved."""
+"""Largest number of relaxations of the overlap that are solved."""
 ENOUGH: Final = 1e-3
 """Gap below which no further relaxation is solved."""
 LEAST_S: Final = 0.2
@@ -33,7 +33,7 @@ LEAST_S: Final = 0.2
 PROVED: Final = "proved to be the best"
 """Reason of a stop without a remaining gap."""
 ROUNDS: Final = 4
-"""Most rounds in which the points in time are added at which a solution needs too much memory."""
+"""Largest number of rounds in which the points in time are added at which a solution needs too much memory."""
 Solver = Callable[..., Solution]
 
 

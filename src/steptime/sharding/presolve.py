@@ -28,7 +28,7 @@ from steptime.sharding.problem import ROUNDING, Edge, Moment, Node, Problem
 SEPARABLE: Final = 1e-13
 """Largest deviation from a sum of a row and a column, as a share of the largest entry, of a separable matrix."""
 ROUNDS: Final = 20
-"""Most passes over all reductions; in practice three to five suffice."""
+"""Largest number of passes over all reductions; in practice three to five suffice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -335,7 +335,7 @@ def _dominated(work: _Work) -> bool:
 
 
 def _excess(work: _Work, node: int) -> Array:
-    """Most seconds by which option j may exceed option i, [i, j]; infinite if it takes more memory."""
+    """Largest excess of option j over option i in seconds, [i, j]; infinite if it takes more memory."""
     out = _most(work.cost[node][:, None])
     for taken in work.held[node].values():
         out[taken[None, :] > taken[:, None]] = np.inf
@@ -347,7 +347,7 @@ def _excess(work: _Work, node: int) -> Array:
 
 
 def _most(matrix: Array) -> Array:
-    """Most by which row j exceeds row i, [i, j]; columns that are infinite in row i do not count."""
+    """Largest excess of row j over row i, [i, j]; columns that are infinite in row i do not count."""
     with np.errstate(invalid="ignore"):
         more = matrix[None, :, :] - matrix[:, None, :]
     more[np.isnan(more)] = -np.inf

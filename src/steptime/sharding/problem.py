@@ -100,7 +100,7 @@ class Problem:
     edges: tuple[Edge, ...] = ()
     moments: tuple[Moment, ...] = ()
     limit_bytes: float = math.inf
-    """Most memory at any point in time."""
+    """Largest memory at any point in time."""
 
     def __post_init__(self) -> None:
         _check(self)

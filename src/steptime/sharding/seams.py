@@ -38,9 +38,9 @@ class Passing:
     read: tuple[Sharding, ...]
     """Shardings in which the readers of the next stage take it, after views; empty: a later stage reads it."""
     moved_bytes: float
-    """Most bytes that one device sends or receives."""
+    """Largest number of bytes that one device sends or receives."""
     messages: int
-    """Most devices that one device sends to or receives from."""
+    """Largest number of devices that one device sends to or receives from."""
     around_s: float
     """Seconds of resharding before and after the crossing, less those that the next stage already counts."""
 
@@ -52,7 +52,7 @@ class Passing:
 def crossing_bytes(
     shape: Sequence[int], element_bytes: float, source: Sharding, target: Sharding, sizes: Sequence[Sequence[int]]
 ) -> tuple[float, int]:
-    r"""Most bytes, and most messages, of a device in a transfer between two meshes without common devices.
+    r"""Largest numbers of bytes and of messages of a device in a transfer between two meshes without common devices.
 
     A device receives its piece $T$. The pieces of the target cover the tensor $r_T$ times, so that the $r_S$ holders
     of a piece $S$ send $r_T |S|$ together, in equal parts:
@@ -87,7 +87,7 @@ def crossing_bytes(
 
 @lru_cache(maxsize=1 << 12)
 def _met(size: int, own: int, other: int) -> int:
-    """Most pieces of the other division of a dim that a piece of its own division overlaps with."""
+    """Largest number of pieces of the other division of a dim that a piece of its own division overlaps with."""
     starts, ends = (
         [np.minimum(np.arange(count + 1) * ceil(size / count), size)[at] for count in (own, other)]
         for at in (slice(None, -1), slice(1, None))

@@ -32,9 +32,9 @@ from steptime.sharding.propagate import Propagated
 
 SECONDS: Final = 60.0
 QUICK_ITEMS: Final = 600
-"""Most items for which an integer program on two axes takes only seconds."""
+"""Largest number of items for which an integer program on two axes takes only seconds."""
 AXES: Final = 2
-"""Most axes of the meshes that are tried by default."""
+"""Largest number of axes of the meshes that are tried by default."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,7 +246,7 @@ class UnitCosts:
     read_bytes: Array
     """Bytes that enter a run of units as a branch, [first unit, unit after the last]."""
     working_bytes: Array
-    """Most further bytes while a call of each unit runs."""
+    """Largest number of further bytes while a call of each unit runs."""
 
     @property
     def devices(self) -> int:
@@ -349,7 +349,7 @@ def _sum(local: Array, storages: Iterable[int]) -> float:
 
 
 def _working(units: Units, local: Array) -> Array:
-    """Most bytes alive in a call of each unit that are neither held nor kept, plus the largest new gradient."""
+    """Largest bytes alive in a call of each unit that are neither held nor kept, plus the largest new gradient."""
     own, shared = units.held
     apart = {*own, *units.kept, *(n for each in shared for n in each.storages)}
     calls = units.flow.program.calls

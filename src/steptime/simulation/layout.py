@@ -17,7 +17,7 @@ LETTERS: Final[Mapping[str, str]] = {
 }
 """Meaning of each letter."""
 MAX_LETTERS: Final = 100_000
-"""Most letters and stages of a layout without repetitions (`*N`)."""
+"""Largest number of letters and of stages of a layout without repetitions (`*N`)."""
 _TOKEN: Final = re.compile(r"\s*(?:\*\s*(\d+)|(.))", re.S)
 
 

@@ -77,7 +77,7 @@ def memory_replay(simulation: Simulation, footprint: Footprint) -> MemoryReplay:
 
 
 def weight_versions(simulation: Simulation) -> Array:
-    """Most versions of the weights of one stage that each rank holds at once under weight stashing."""
+    """Largest number of versions of the weights of one stage that each rank holds at once under weight stashing."""
     table = simulation.table
     held = [
         memory_replay(simulation, Footprint(weights_bytes=of_stage)).peak_bytes for of_stage in np.eye(table.stages)

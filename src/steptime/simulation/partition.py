@@ -30,19 +30,19 @@ from steptime.num import Array
 from steptime.units import format_bytes
 
 MOST_APART: Final = 12
-"""Most items outside the longest run of equal items for which all placements are tried."""
+"""Largest number of items outside the longest run of equal items for which all placements are tried."""
 MOST_SPLITS: Final = 4096
-"""Most splits for which all are tried."""
+"""Largest number of splits for which all are tried."""
 SLACKS: Final = (0.0, 0.005, 0.02, 0.06)
 """Slack by which the slowest rank of a candidate may exceed the fastest possible one, as a share."""
 CANDIDATES: Final = 24
-"""Most candidates with several stages per rank."""
+"""Largest number of candidates with several stages per rank."""
 ORIGINS: Final = 4
 """Splits from which simulated neighbours are tried."""
 ROUNDS: Final = 200
-"""Most moves of a descent."""
+"""Largest number of moves of a descent."""
 REACH: Final = 3
-"""Most boundaries that one move of a descent shifts."""
+"""Largest number of boundaries that one move of a descent shifts."""
 SAME: Final = 1e-12
 """Relative difference below which two times count as equal."""
 

@@ -16,12 +16,12 @@ from steptime.simulation.run import SimulatedStep
 from steptime.simulation.summary import Row
 
 SHOWN = 16
-"""Most ranks in the table; with more ranks it has the first, some between, and the last."""
+"""Largest number of ranks in the table; with more ranks it has the first, some between, and the last."""
 
 FIXED, COLUMN = 16, 9
 """Width of rank and memory, and of a column of times with a space."""
 WIDE = 6
-"""Most columns of times with two spaces between them; more columns have one space."""
+"""Largest number of columns of times with two spaces between them; more columns have one space."""
 
 
 def print_simulation(found: SimulatedStep) -> None:

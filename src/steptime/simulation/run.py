@@ -48,9 +48,9 @@ WHOLE, SPLIT = "1f1b", "zb-h1"
 """Schedules whose estimates give the times of whole backward passes, and of backward passes in two parts."""
 MAX_SAMPLES: Final = 10_000
 MOST_PASSES: Final = 2**21
-"""Most passes of a simulated step."""
+"""Largest number of passes of a simulated step."""
 MOST_STEPS: Final = 8
-"""Most steps simulated for the mean time of a further step."""
+"""Largest number of steps simulated for the mean time of a further step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from steptime.simulation.synthesis import Interrupted, Synthesis, limits_of, nam
 CHUNKS = (1, 2)
 """Chunks of a rank that are searched by default."""
 MOST: Final = 2**13
-"""Most ranks times micro-batches of a search: named schedules of more take minutes."""
+"""Largest product of ranks and micro-batches of a search: named schedules of more take minutes."""
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
 Values = float | Sequence[float]
 
@@ -34,7 +34,7 @@ class NamedSpan:
     """Copies of the model on all ranks; the searched schedule has one and is compared with others that have one."""
     span_s: float
     held: float
-    """Most activations of a rank, in micro-batches of a p-th part of the model."""
+    """Largest number of activations of a rank, in micro-batches of a p-th part of the model."""
     fits: bool
 
 

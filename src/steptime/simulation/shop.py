@@ -122,7 +122,7 @@ class Shop:
         return True
 
     def held(self, orders: Orders) -> tuple[float, ...]:
-        """Most activations of each rank, in micro-batches of a p-th part of the model."""
+        """Largest number of activations of each rank, in micro-batches of a p-th part of the model."""
         change = np.array((self.each, self.each * (self.deferred - 1), -self.each * self.deferred))
         size = self.stages.size * self.micro_batches
         return tuple(float(np.cumsum(change[np.array(order) // size]).max()) for order in orders)
@@ -209,8 +209,8 @@ class Habits:
     """Priority rule of list scheduling: how a rank chooses among passes that can run."""
 
     lead: float
-    """Most forward passes ahead of input-gradient passes, as a share of the number that fills the wait for the first
-    gradient."""
+    """Limit of forward passes ahead of input-gradient passes, as a share of the number that fills the wait for the
+    first gradient."""
     backward_first: bool
     """Prefers input-gradient passes to forward passes."""
     deep_first: bool

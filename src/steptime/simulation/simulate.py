@@ -16,7 +16,7 @@ from steptime.simulation.graph import ActionGraph, Transport, graph_of
 
 Together = Callable[[Num, Num, Num], Num]
 CELLS = 1 << 24
-"""Most items times samples in memory at once: 128 MiB."""
+"""Largest product of items and samples in memory at once: 128 MiB."""
 
 
 def longest(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:

@@ -29,9 +29,9 @@ from steptime.simulation.simulate import simulate as play
 from steptime.units import parse
 
 TRIES: Final = 160
-"""Most neighbours of candidates that are simulated."""
+"""Largest number of neighbours of candidates that are simulated."""
 ACTIONS: Final = 4_000_000
-"""Most actions simulated in all tries together, without those of the candidates."""
+"""Largest number of actions simulated in all tries together, without those of the candidates."""
 ROUNDING: Final = 1e-6
 OF_RANKS: Final = {"--rank-speeds": (1e3, "1*2,0.5*2"), "--rank-memory": (1e18, "80GiB*2,40GiB*2")}
 """Largest number in a list (its inverse is the smallest), and an example of the list."""

@@ -103,7 +103,7 @@ class Synthesis:
     """Longest time of a rank from the start of its first pass to the end of its last (s):
     ``rank_span_s.max()`` of the simulated table, the time from one step to the next without a barrier."""
     held: tuple[float, ...]
-    """Most activations of each rank, in micro-batches of a p-th part of the model."""
+    """Largest number of activations of each rank, in micro-batches of a p-th part of the model."""
     bound_s: float
     """Lower bound on the span with the same number of chunks and memory limits
     (:func:`~steptime.simulation.least_span.least_span_s`; the least over the placements)."""

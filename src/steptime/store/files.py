@@ -25,7 +25,7 @@ BUSY: Final = "is being written by another process"
 BROKEN: Final = (OSError, EOFError, zlib.error)
 """Exceptions from reading or unpacking a file that is missing, damaged or cut short."""
 KEY_PARTS: Final = 20
-"""Most parts of a dotted key in a TOML file; keys of steptime have at most five."""
+"""Largest number of parts of a dotted key in a TOML file; keys of steptime have at most five."""
 ROOM: Final = 4096
 """Bytes that must fit in the folder of a file to write: one block."""
 

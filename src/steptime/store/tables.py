@@ -150,9 +150,9 @@ def _quoted(text: str) -> str:
 
 PARQUET: Final = "a table in Parquet"
 LONGEST: Final = 2**20
-"""Most characters of a header line."""
+"""Largest number of characters of a header line."""
 PREAMBLE: Final = 1000
-"""Most lines, blank or comments, before a header."""
+"""Largest number of lines, blank or comments, before a header."""
 
 
 def opened(file: Path) -> TextIO:

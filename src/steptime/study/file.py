@@ -55,7 +55,7 @@ from steptime.study.ranges import values_of
 
 MAX_BYTES: Final = 2**20
 MOST_POINTS: Final = 10**6
-"""Most points of a study."""
+"""Largest number of points of a study."""
 ASK_ABOVE: Final = 10_000
 """Number of points above which the command asks first."""
 STRATEGIES: Final = ("auto", "1d", "context", "2d")

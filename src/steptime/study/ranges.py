@@ -10,7 +10,7 @@ from steptime.errors import FieldError, UserError, counted, shown
 from steptime.schema import Field, Table, above, anything, checked, text
 
 MOST_VALUES: Final = 10**6
-"""Most values of one field."""
+"""Largest number of values of one field."""
 _HOW: Final = ("step", "times", "count")
 
 

@@ -23,7 +23,7 @@ CHUNK: Final = 32
 WINDOW: Final = 2
 """Chunks in flight per worker, so that no worker waits for the next."""
 TRIES: Final = 5
-"""Most workers lost on one chunk before the run stops."""
+"""Largest number of workers lost on one chunk before the run stops."""
 POLL_S: Final = 0.2
 Progress = Callable[[int, int], None]
 

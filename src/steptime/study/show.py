@@ -12,7 +12,7 @@ from steptime.study.tables import LABELS, Results, missing_text
 
 MOST_ROWS: Final = 200
 MOST_OWN: Final = 8
-"""Most own columns of a table that are shown in full; of more, only those that vary."""
+"""Largest number of own columns of a table that are shown in full; of more, only those that vary."""
 _POINT: Final = ("grid", "model", "cluster", "asked_strategy", "gpus", "global_batch", "seq_len", "mode", "framework")
 """Labels that are shown if they vary between points, in addition to swept hardware."""
 

@@ -33,7 +33,7 @@ from steptime.web.timeline import MAX_ACTIONS, columns_of
 Progress = Callable[[int, int], None]
 Answer = Callable[[Mapping[str, Any], Desk, Progress], Mapping[str, Any]]
 MAX_TOP: Final = 200
-"""Most plans in the answer to a search."""
+"""Largest number of plans in the answer to a search."""
 
 
 def _estimate(given: Mapping[str, Any], own: Desk, progress: Progress) -> dict[str, Any]:

@@ -28,7 +28,7 @@ WHERE: Final = "the request"
 MAX_BODY_BYTES: Final = 2**20
 """Largest body; a larger one is refused unread."""
 MAX_TEXT: Final = 200_000
-"""Most characters of a pasted model or cluster; a real one has some thousands."""
+"""Largest number of characters of a pasted model or cluster; a real one has some thousands."""
 MAX_NAME: Final = 200
 REFERENCES: Final = frozenset({"base", "device", "link", "cluster", "curves", "include", "includes"})
 """Keys of a hardware file whose value may name another file."""

@@ -33,7 +33,7 @@ from steptime.web.report_file import STATIC, bundle
 WORKERS: Final = 2
 """Number of questions answered at once."""
 MAX_WAITING: Final = 16
-"""Most questions that wait or are being answered; further ones are refused."""
+"""Largest number of questions that wait or are being answered; further ones are refused."""
 BODY_S: Final = 10.0
 """Time limit for the arrival of a body."""
 ANSWER_S: Final = 60.0

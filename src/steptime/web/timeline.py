@@ -10,7 +10,7 @@ from steptime.schedule.actions import COMPUTE, LETTERS, STREAM
 from steptime.simulation.run import SimulatedStep
 
 MAX_ACTIONS: Final = 60_000
-"""Most passes of a timeline; more cannot be distinguished on a screen."""
+"""Largest number of passes of a timeline; more cannot be distinguished on a screen."""
 
 
 def columns_of(found: SimulatedStep) -> dict[str, Any]:

@@ -116,7 +116,7 @@ LEAST_ROWS, LEAST_SIZES = 12, 4
 FARTHEST: Final = 10.0
 """Median of measured over predicted, or its inverse, from which the units are taken to differ."""
 MOST_ROWS: Final = 450
-"""Most rows of a fit."""
+"""Largest number of rows of a fit."""
 OWN, CARRIED, TEXTBOOK = "own", "transferred", "textbook"
 """Basis of a prediction: a fit to this machine, or to others, or rings on datasheet links."""
 NO_FORMULA: Final = "this collective has no formula"

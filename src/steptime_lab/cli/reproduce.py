@@ -17,7 +17,7 @@ EXIT_DIFFERS: Final = 1
 #: Relative error above which a figure counts as different.
 TOLERANCE: Final = 1e-9
 MISMATCHES = 5
-"""Most mismatches of a check that are printed."""
+"""Largest number of mismatches of a check that are printed."""
 
 
 class Study(StrEnum):

@@ -53,9 +53,9 @@ class ChipMemories:
 
     registers_bytes: int
     thread_registers: int
-    """Most registers of one thread, of 4 bytes each."""
+    """Largest number of registers of one thread, of 4 bytes each."""
     shared_bytes: int
-    """Most shared memory of the blocks of the multiprocessor together."""
+    """Largest shared memory of the blocks of the multiprocessor together."""
     l1_bytes: int
     """First level and shared memory together."""
     line_bytes: int

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMPILED: Final = util.find_spec("numba") is not None
 """Whether numba is installed."""
 MOST_INTERPRETED: Final = 4_000_000
-"""Most accesses that are simulated without numba: about ten seconds."""
+"""Largest number of accesses that are simulated without numba: about ten seconds."""
 EXTRA: Final = "pip install 'steptime[hierarchy]'"
 
 

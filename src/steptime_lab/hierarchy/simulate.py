@@ -17,7 +17,7 @@ from steptime_lab.hierarchy.geometry import Hierarchy
 from steptime_lab.hierarchy.traces import Block, Trace
 
 MOST_COMPARED: Final = 1e11
-"""Most comparisons of a line with a way in a simulation: about a minute."""
+"""Largest number of comparisons of a line with a way in a simulation: about a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def level_counts(hierarchy: Hierarchy, counts: Array) -> tuple[LevelCounts, ...]
 
 
 EVENTS_PER_ACCESS = 4 * 6
-"""Most fills and evictions of one access, for six levels with their write-backs."""
+"""Largest number of fills and evictions of one access, for six levels with their write-backs."""
 LOGGED = 1 << 15
 """Accesses of a block whose events are logged."""
 

@@ -25,15 +25,15 @@ from steptime_lab.hierarchy.geometry import Hierarchy, of_caches
 USABLE: Final = 0.75
 """Share of a cache, or of registers, that a tile may fill: the rest is addresses, other data, lines in flight."""
 CHOICES: Final = 512
-"""Most lengths of a tile that are tried in each dim."""
+"""Largest number of lengths of a tile that are tried in each dim."""
 WARPS_OF_A_GROUP: Final = 4
 """Warps that issue one product together, on devices whose matrix units fetch their operands."""
 STRIP_BYTES: Final = 128
 """Bytes of a row of a strip in shared memory: a line."""
 MOST_THREADS: Final = 1024
-"""Most threads of a block of a GPU."""
+"""Largest number of threads of a block of a GPU."""
 LARGEST: Final = 1 << 24
-"""Most rows, columns or depth of a product."""
+"""Largest number of rows, columns or depth of a product."""
 WORD_BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 
@@ -52,7 +52,7 @@ class Memory:
     steps: tuple[int, int] = (1, 1)
     """Rows and columns of a tile are multiples of these, in tiles of the level inside."""
     most_inner: int | None = None
-    """Most tiles of the level inside in one tile (threads of a block)."""
+    """Largest number of tiles of the level inside in one tile (threads of a block)."""
     units: int = 1
     """Copies of the level, which process tiles in parallel."""
     below_Bps: float | None = None

@@ -21,10 +21,10 @@ from steptime_lab.hierarchy.traces import Trace
 from steptime_lab.iterate.loop import INDEX, WORD
 
 MOST_ROWS: Final = 2_000_000
-"""Most rows of a matrix of a family; its product is simulated in seconds."""
+"""Largest number of rows of a matrix of a family; its product is simulated in seconds."""
 MOST_NONZEROS: Final = 30_000_000
 MOST_BYTES: Final = 2**30
-"""Most bytes of the unpacked text of a matrix file."""
+"""Largest number of bytes of the unpacked text of a matrix file."""
 PER_ROW: Final = 12
 """Default of the mean number of elements in a row."""
 LINE: Final = 64

@@ -44,7 +44,7 @@ DOES_NOT_FIT: Final = (
     "a worker does not fit on its devices with whole copies of weights, gradients and optimiser (ZeRO 0)"
 )
 DESCENT_CELLS: Final = 20_000
-"""Most clocks, over all workers, of the small convex problem."""
+"""Largest number of clocks, over all workers, of the small convex problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

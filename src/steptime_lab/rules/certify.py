@@ -17,7 +17,7 @@ from steptime_lab.rules.verify_generic import proved_generically
 from steptime_lab.rules.verify_random import Counterexample, fuzzed
 
 MOST_ELEMENTS: Final = 2**16
-"""Most elements of a tensor of a rule at its smallest sizes."""
+"""Largest number of elements of a tensor of a rule at its smallest sizes."""
 BATCH: Final = 200
 """Number of rules in one e-graph."""
 

@@ -18,7 +18,7 @@ from steptime_lab.rules.sizes import ONE, ZERO, Quotient, Size, size
 from steptime_lab.rules.terms import VARIABLE, Shape, Term, Variables, shape_of
 
 MOST_ORDERS: Final = 24
-"""Most orders of similar factors that are tried for the canonical form of a monomial."""
+"""Largest number of orders of similar factors that are tried for the canonical form of a monomial."""
 MOST_PIECES: Final = 64
 
 

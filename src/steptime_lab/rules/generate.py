@@ -30,7 +30,7 @@ COMMUTES: Final = frozenset(("add", "mul", "maximum"))
 CHUNK: Final = 1 << 15
 """Number of candidates that are evaluated at once."""
 MOST: Final = 3_000_000
-"""Most candidates with one number of operators in one universe."""
+"""Largest number of candidates with one number of operators in one universe."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from steptime_lab.rules.terms import VARIABLE, Shape, Term, replaced, term
 from steptime_lab.rules.verify_generic import same_at
 
 MOST_PARTS: Final = 4
-"""Most blocks or phases of an axis."""
+"""Largest number of blocks or phases of an axis."""
 
 
 def proved_by_cases(rule: Rule) -> bool:

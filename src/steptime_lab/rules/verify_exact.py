@@ -10,9 +10,9 @@ from steptime_lab.rules.rule import Rule, assignments
 from steptime_lab.rules.verify_random import agrees, shapes_at
 
 SHAPES: Final = 3
-"""Most shapes for which polynomials are compared."""
+"""Largest number of shapes for which polynomials are compared."""
 MOST_ELEMENTS: Final = 48
-"""Most elements of the largest variable."""
+"""Largest number of elements of the largest variable."""
 
 
 def small(rule: Rule) -> list[dict[str, int]]:

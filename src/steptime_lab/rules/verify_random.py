@@ -17,7 +17,7 @@ LEADS: Final[tuple[tuple[int, ...], ...]] = ((), (2,), (), (3, 1))
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 EXPONENTIAL: Final = frozenset(("exp", "softmax"))
 SHOWN: Final = 40
-"""Most elements of a tensor that the text of a counter-example shows."""
+"""Largest number of elements of a tensor that the text of a counter-example shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

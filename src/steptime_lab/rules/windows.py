@@ -89,7 +89,7 @@ def conv_element(e: Elements, t: Term, index: Shape) -> Form:
 
 
 FEW_GROUPS: Final = 4
-"""Most groups of a convolution that are separate cases, so that each has linear indices."""
+"""Largest number of groups of a convolution that are separate cases, so that each has linear indices."""
 
 
 def pool_shape(attributes: Attributes, shapes: Sequence[Shape], needs: list[Condition]) -> Shape:

@@ -28,7 +28,7 @@ NO_COLLECTIVE: Final = "time, size or group size missing or out of range for the
 FEW_ROWS: Final = "too few rows, or too few different sizes, for a fit"
 UNEXPLAINED: Final = "times far from what links or devices explain; are the units right?"
 NAMED: Final = 4
-"""Most names that are listed with a reason."""
+"""Largest number of names that are listed with a reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,9 @@ UNITS: Final = {"us": 1.0, "ms": 1e3, "s": 1e6, "ns": 1e-3}
 """Ending of a column of times -> microseconds."""
 TIME_COLUMNS: Final = "times stand in time_us, latency_us or duration_us, or with _ns, _ms or _s in place of _us"
 LISTED: Final = 5
-"""Most unknown names in a hint."""
+"""Largest number of unknown names in a hint."""
 LISTED_COLUMNS: Final = 20
-"""Most columns of a table in a hint."""
+"""Largest number of columns of a table in a hint."""
 
 
 def renamed(table: Table, time: str) -> Table:

@@ -260,7 +260,7 @@ def _backward_bytes(gradient: Any, x: Any, weight: Any, stride: Any, groups: int
 
 
 LONGEST_RUN = 33
-"""Most time steps for which a recurrent layer is run; its workspace is affine in them, so more are extrapolated."""
+"""Largest number of time steps that a recurrent layer is run for; its workspace, affine in them, is extrapolated."""
 
 
 _RECURRENT = ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")

@@ -15,7 +15,7 @@ from steptime.store.files import parse_toml, read_text
 
 MAX_BYTES: Final = 1 << 20
 MOST: Final = 4
-"""Most groups of a job."""
+"""Largest number of groups of a job."""
 EXAMPLE: Final = '[groups.new]\n  cluster = "dgx-h100"\n  gpus = 64\n  [link]\n  bandwidth = "12.5 GB/s"'
 
 

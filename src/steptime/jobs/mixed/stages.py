@@ -25,14 +25,14 @@ from steptime.simulation.stages import ModelItems, items_of
 from steptime.simulation.times import once_of
 
 DEEPEST: Final = 64
-"""Most stages of a pipeline."""
+"""Largest number of stages of a pipeline."""
 WIDEST: Final = 8
 PLAYED: Final = 12
 """Number of plans whose step is simulated: the best by their slowest stage."""
 MICRO_BATCHES: Final = (1, 2, 4, 8)
 RECOMPUTE: Final = ("none", "full")
 MOST_MICRO_BATCHES: Final = 1024
-"""Most micro-batches that are simulated; each further one takes as long as the last of them."""
+"""Largest number of micro-batches that are simulated; each further one takes as long as the last of them."""
 
 
 class Cut(NamedTuple):

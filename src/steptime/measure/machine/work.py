@@ -335,7 +335,7 @@ class Extent:
     imaged: ImageExtent
     """Images of batch norm and pooling."""
     largest_bytes: float
-    """Most bytes of all operands of one task together."""
+    """Largest number of bytes of all operands of one task together."""
     streams: tuple[float, ...] = ()
     """Bytes that further copies and updates move: more than a last cache that holds all other sizes."""
 

@@ -154,7 +154,7 @@ LEAST_ROWS: Final = 10
 DOMINANT: Final = 0.4
 """Share of all rows from which statistics are also given without that source."""
 DRAWN: Final = 1 << 20
-"""Most sources resampled at once, but at least one draw: it bounds memory and does not change results."""
+"""Largest number of sources resampled at once, but at least one draw: it bounds memory and does not change results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -287,12 +287,12 @@ def fit_weight(needed: float, capacity_bytes: float) -> float:
 
 
 MOST: Final = 12
-"""Most settings of a run."""
+"""Largest number of settings of a run."""
 LEAST_WEIGHT: Final = 0.02
 """Settings whose weight is below this share of the largest one are left out."""
 _BEAM: Final = 200
 _LAYOUTS: Final = 4
-"""Most layouts (degrees) in the list, so that it has room for other settings."""
+"""Largest number of layouts (degrees) in the list, so that it has room for other settings."""
 #: Frameworks without gradient accumulation unless asked: one micro-batch per step and replica.
 _WHOLE_BATCH: Final = frozenset({"maxtext", "paxml", "colossalai"})
 #: Frameworks that recompute nothing unless asked, and then all layers or some (`--recompute-num-layers` of Megatron).

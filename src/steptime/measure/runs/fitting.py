@@ -147,11 +147,11 @@ SMALL_STEP = 1e-4
 LARGEST_MOVE = 0.5
 """Largest move of a value in one round, on the fitted scale."""
 FEW = 2000
-"""Most samples whose slopes by all parameters are computed at once: their columns fit the cache."""
+"""Largest number of samples whose slopes by all parameters are computed at once: their columns fit the cache."""
 DONE = 1e-3
 """Largest move of a round after which the fit ends."""
 ROUNDS = 30
-"""Most rounds of a fit."""
+"""Largest number of rounds of a fit."""
 FULL_STEPS = 8
 """Rounds with whole steps; later ones take half of them, so that a pair of points cannot alternate."""
 SLOWED_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in SLOWED]

@@ -25,11 +25,11 @@ BOXES: Final = ("#0072b2", "#f0e442", "#56b4e9", "#d55e00", "#bbbbbb", "#009e73"
 DARK: Final = (0, 3, 7)
 """Indices of the colours with white texts."""
 FEW: Final = 300
-"""Most boxes with hatches, if they have no texts."""
+"""Largest number of boxes with hatches, if they have no texts."""
 MANY: Final = 4000
 """Number of boxes from which they are rasterised: a file of shapes would be large."""
 CELLS: Final = 150
-"""Most cells of a grid with written values."""
+"""Largest number of cells of a grid with written values."""
 UNITS: Final[Mapping[str, tuple[tuple[float, str], ...]]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
     "B": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (1.0, "B")),

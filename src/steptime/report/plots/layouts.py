@@ -21,11 +21,11 @@ PASSES: Final = {
     "RELOAD": "from the host",
 }
 MOST_LABELS: Final = 400
-"""Most passes with numbers; more numbers would overlap."""
+"""Largest number of passes with numbers; more numbers would overlap."""
 ORDER: Final = ("tp", "tp2", "cp", "dp", "pp")
 """Axes of a mesh, innermost first, as launchers number ranks."""
 MOST_DOMAINS: Final = 32
-"""Most fast domains in a map."""
+"""Largest number of fast domains in a map."""
 
 
 def timeline(results: Sequence[Result]) -> Chart:

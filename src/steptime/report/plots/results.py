@@ -12,7 +12,7 @@ from steptime.errors import FieldError, InputFileError, shown
 from steptime.store.files import read_text
 
 LARGEST: Final = 256 * 2**20
-"""Most bytes of a file of results."""
+"""Largest number of bytes of a file of results."""
 MOST: Final = 1e100
 """Largest accepted value; axes cannot show larger ones."""
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -17,11 +17,11 @@ from steptime.report.plots.results import WRITERS, Result
 from steptime.report.plots.roofline import hierarchical, roofline
 
 MOST_SERIES: Final = 7
-"""Most named parts of a bar or systems of a chart; smaller ones are summed."""
+"""Largest number of named parts of a bar or systems of a chart; smaller ones are summed."""
 MOST_LINES: Final = 30
-"""Most lines of a scaling chart."""
+"""Largest number of lines of a scaling chart."""
 MOST_BARS: Final = 10
-"""Most plans of a search that are drawn side by side."""
+"""Largest number of plans of a search that are drawn side by side."""
 GPUS, STEP, DAYS = (
     ("gpus", "workload.gpus", "devices"),
     ("step_time_s", "step_s"),

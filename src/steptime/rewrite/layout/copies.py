@@ -15,7 +15,7 @@ from steptime.rewrite.search.problem import METRICS, CostModel
 TENSOR_CORES: Final = frozenset({"fp16", "bf16", "tf32", "fp8", "int8", "fp4"})
 """Element types with matrix units on GPUs."""
 FEW: Final = 4
-"""Most channels of images, such as colours, that do not fill a vector register of a CPU."""
+"""Largest number of channels of images, such as colours, that do not fill a vector register of a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from steptime.rewrite.layout.strides import Layout, Order, layout_of
 from steptime.rewrite.search.problem import CostModel
 
 MOST: Final = 6
-"""Most layouts of one value that are considered."""
+"""Largest number of layouts of one value that are considered."""
 _CARRY: Final = (pointwise, spatial, joined, copy)
 """Rows whose inputs have the layout of their results."""
 

@@ -17,7 +17,7 @@ from steptime.units import format_seconds
 
 ROW, BOX, WIDTH, GAP, TOP = 26, 20, 380, 90, 70
 MOST: Final = 120
-"""Most operators in a column."""
+"""Largest number of operators in a column."""
 COLOURS: Final = {"same": "#e8e8e8", "gone": "#f4b6b0", "new": "#b7e1b5"}
 
 

@@ -17,24 +17,24 @@ from steptime.rewrite.search.space import EPSILON, Space, operators
 from steptime.rewrite.search.split import MOST, blocks, movable, parts, spans
 
 SMALL: Final = 20
-"""Most operators of a graph of which all reachable graphs are tried."""
+"""Largest number of operators of a graph of which all reachable graphs are tried."""
 MOST_GRAPHS: Final = 10_000
-"""Most graphs that an exhaustive search follows."""
+"""Largest number of graphs that an exhaustive search follows."""
 WHOLE_GRAPHS: Final = 4_000
 PART_GRAPHS: Final = 256
-"""Most graphs of a part, as ``WHOLE_GRAPHS`` of a small graph, before an exhaustive search of it is given up."""
+"""Limit of graphs of a part, as ``WHOLE_GRAPHS`` of a small graph; beyond, its exhaustive search is given up."""
 BLOCKS: Final = (MOST, 8)
-"""Most operators of a block that does not repeat; both limits are tried."""
+"""Largest number of operators of a block that does not repeat; both limits are tried."""
 PART_BUDGET: Final = 128
-"""Most graphs that are followed in a larger part."""
+"""Largest number of graphs that are followed in a larger part."""
 WHOLE: Final = 4 * MOST
-"""Most operators of a graph that is also searched best-first as a whole, as in TASO; a larger one greedily."""
+"""Limit of operators of a graph also searched best-first as a whole, as in TASO; a larger one greedily."""
 STRIDES: Final = {"alpha": inf, "budget": 64, "together": True}
 """Options of a search of few graphs without a cost limit, which makes moves at all equal places at once."""
 GREEDY: Final = 6_000
-"""Most graphs that the greedy search of a large graph prices."""
+"""Largest number of graphs that the greedy search of a large graph prices."""
 ROUNDS: Final = 3
-"""Most rounds over parts and seams."""
+"""Largest number of rounds over parts and seams."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Run:
     control: Control = field(default_factory=Control)
     small: int = SMALL
     part: int = MOST
-    """Most operators of a part."""
+    """Largest number of operators of a part."""
 
     def whole(self, **options: float) -> Found:
         """Best-first search of the whole graph."""

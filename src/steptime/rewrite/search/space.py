@@ -16,7 +16,7 @@ from steptime.rewrite.scene import Match, Pass
 from steptime.rewrite.search.problem import Move, Problem
 
 ROUNDS: Final = 16
-"""Most rounds of tidying or of a descent."""
+"""Largest number of rounds of tidying or of a descent."""
 EPSILON: Final = 1e-9
 """Relative difference below which two costs are equal."""
 

@@ -13,11 +13,11 @@ from steptime.rewrite.search.region import cut, is_movable
 from steptime.rewrite.search.space import Space
 
 MOST: Final = 30
-"""Most operators of a part that is searched as a whole, from MetaFlow."""
+"""Largest number of operators of a part that is searched as a whole, from MetaFlow."""
 WINDOW: Final = 12
 """Number of operators on each side of a border between blocks, within which it is the narrowest place."""
 LONGEST: Final = 24
-"""Most segments of a block that repeats."""
+"""Largest number of segments of a block that repeats."""
 
 
 def movable(flow: Flow) -> list[Node]:

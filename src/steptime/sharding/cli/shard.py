@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LEAST_SHARE: Final = 1e-6
 """Share of a step below which a report leaves a group of terms out."""
 SHOWN: Final = 5
-"""Most conflicts, or replicated operators, that a report lists."""
+"""Largest number of conflicts, or replicated operators, that a report lists."""
 WORDS: Final = {
     "memory_bound": "bound by memory",
     "tp_comm": "activations",

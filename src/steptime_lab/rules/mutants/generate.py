@@ -18,9 +18,9 @@ from steptime_lab.rules.sizes import Condition
 from steptime_lab.rules.terms import Shape, Term, shape_of, variable
 
 DEPTH: Final = 5
-"""Most moves of a mutant, including the operator."""
+"""Largest number of moves of a mutant, including the operator."""
 MOST_MOVES: Final = 2
-"""Most moves before the operator, and most moves after it."""
+"""Largest number of moves before the operator, and of moves after it."""
 LARGE: Final = 0.6
 """Least share of the output that must be equal."""
 Path: TypeAlias = tuple[str, ...]
