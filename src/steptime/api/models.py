@@ -33,8 +33,8 @@ CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32
 """Training recipe -> element type in which a module is captured for it."""
 
 MODULES: Final[Registry[Callable[..., Any]]] = Registry("reader of modules", "steptime.modules")
-"""Functions of a factory ``pkg.module:name``: ``captured`` (operators of its module), ``element`` (their type), and
-``sharded`` (the best shardings of its training step)."""
+"""Functions that take a factory ``pkg.module:name`` and return: ``captured`` the captured module, ``element`` its type
+of elements, ``sharded`` the best shardings of its training step."""
 USUAL_DTYPE = "bf16"
 """Default training recipe."""
 AS_MADE = "dtype was not given: the module is taken as it is made"
@@ -51,7 +51,7 @@ def element_for(recipe: str | None) -> str | None:
 
 
 def dtype_taken(model: str | CapturedModel, dtype: str | None, seq: int | None = None) -> str:
-    """The given recipe; else the dtype of a captured or made module, and :data:`USUAL_DTYPE` for other models.
+    """The given recipe; else that of the module's element type; :data:`USUAL_DTYPE` without a module or such a recipe.
 
     Args:
         model: a captured module, its factory, or a name or path.
@@ -103,7 +103,7 @@ def summary_of(model: CapturedModel) -> ModelSpec:
 
 
 def mode_of(setting: Setting, mode: Mode) -> Mode:
-    """The mode of a job: the mode for captured modules if it has one."""
+    """The mode for captured modules if the job has a captured module, else ``mode``."""
     model = setting.job.captured
     if model is None:
         return mode
@@ -172,11 +172,10 @@ def check_strategy(setting: Setting, strategy: str) -> None:
         )
 
 
-KEYS: Final = 6
+MAX_NAMED_KEYS: Final = 6
 """Largest number of keys of a file that a note names."""
 OF_MODULE: Final = (
-    "of a torch module make a workload: steptime.captured_model(module, inputs_of_batch), "
-    "or name the factory that makes it: 'file.py:factory'"
+    "for a torch module, pass steptime.captured_model(module, inputs_of_batch), or its factory: 'file.py:factory'"
 )
 """Hint for an object that is no model."""
 
@@ -220,8 +219,7 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
     Args:
         name_or_path: a name of the catalogue (in any case), a ``.toml`` model file, a Hugging Face
             ``.json`` configuration, or a folder with a ``config.json``. A name of the catalogue comes first;
-            write ``./name`` for a folder. What is none of these may be the ORG/NAME that a model of the
-            catalogue has on the hub.
+            write ``./name`` for a folder. Otherwise the hub name (ORG/NAME) of a catalogue model is accepted.
 
     Raises:
         UnknownNameError: neither a name of the catalogue nor a file.
@@ -285,7 +283,7 @@ def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, .
     said = [
         f"seq was not given: {n} was taken {why}" for n, _, why in (text.partition(" ") for text in length) if not seq
     ]
-    said += [f"{first_few([shorten(key, 40) for key in keys], KEYS)} {of}: {reason}" for reason, keys in kept.items()]
+    said += [f"{first_few([shorten(k, 40) for k in keys], MAX_NAMED_KEYS)} {of}: {why}" for why, keys in kept.items()]
     said += [f"{key} {of}: {value}" for key, value in taken.items()]
     if spec.weight_bytes is not None:
         stored = f"{spec.weight_bytes:.3g} bytes per weight {of} are those of the checkpoint"

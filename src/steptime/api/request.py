@@ -52,7 +52,7 @@ def whole(field: str, value: Any, low: int, high: int) -> int:
     """A whole number within bounds.
 
     Raises:
-        FieldError: it is none.
+        FieldError: the value is no whole number within the bounds.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise FieldError("", field, f"{shown(value)} must be a whole number from {low} to {high}")
@@ -63,7 +63,7 @@ def text(field: str, value: Any) -> str:
     """A text.
 
     Raises:
-        FieldError: it is none.
+        FieldError: the value is no string.
     """
     if not isinstance(value, str):
         raise FieldError("", field, f"{shown(value)} is not a text")
@@ -74,7 +74,7 @@ def table(field: str, value: Any) -> dict[str, Any]:
     """A table of settings; None is an empty one.
 
     Raises:
-        UserError: it is none.
+        UserError: the value is no mapping.
     """
     if value is not None and not isinstance(value, Mapping):
         raise UserError(f"{field} is a table such as {{'tp': 8}}, not {shown(value)}")
@@ -115,7 +115,7 @@ def switch(field: str, value: Any) -> bool:
     """A truth value: a boolean, 0 or 1, ``on`` or ``off``.
 
     Raises:
-        FieldError: it is none.
+        FieldError: the value is no truth value.
 
     >>> switch("sp", "off"), switch("sp", 1)
     (False, True)
@@ -164,7 +164,7 @@ def cluster_given(cluster: NameOrPath | Cluster) -> Cluster:
 
 
 def cluster_noun(cluster: NameOrPath | Cluster) -> str:
-    """``GPU`` or ``device``, for the devices of a cluster given by name or file (:func:`device_noun`).
+    """``GPU`` or ``device`` for the devices of a cluster (:func:`device_noun`); ``GPU`` if the cluster is unknown.
 
     >>> cluster_noun("dgx-h100"), cluster_noun("tpu-v5p-pod"), cluster_noun("my own")
     ('GPU', 'device', 'GPU')
@@ -186,11 +186,11 @@ DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fulles
 
 
 def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> dict[str, Any]:
-    """The plan's values, each checked by itself; ``sp`` becomes a number, ``recompute`` a code in the framework's
-    sense.
+    """The plan's values, checked singly, against the mode and against each other; ``sp`` becomes a number,
+    ``recompute`` a code in the framework's sense, and an absent ``vpp`` follows from the schedule.
 
     Raises:
-        UserError: an unknown key, a value of the wrong type or out of range, or one that the mode does not model.
+        UserError: a key is unknown; a value is wrong, not modelled by the mode, or contradicts another.
     """
     given = {key: value for key, value in plan.items() if key not in DERIVED and value is not None}
     out = {key: _checked(key, value, framework) for key, value in given.items()}
@@ -235,7 +235,7 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
 
 
 def _unknown(kind: str, key: str, allowed: Iterable[str]) -> UnknownNameError:
-    """Error for an unknown key; for an abbreviation used in reports it names the key."""
+    """Error for an unknown key; for an abbreviation that reports use, the message names the full key."""
     return UnknownNameError(kind, key, allowed, otherwise=f"{key} of a report is {SHOWN[key]}" if key in SHOWN else "")
 
 
@@ -251,9 +251,9 @@ def graphs_of(value: Any) -> str:
     """
     if (given := text("graphs", value)) in GRAPHS:
         return given
-    alone = next((part for part in given.split("+") if part in GRAPHS), None)
-    if alone is not None:
-        raise FieldError("", "graphs", f"{alone!r} stands alone", hint=f"parts of a layer: {', '.join(GRAPH_PARTS)}")
+    if (alone := next((part for part in given.split("+") if part in GRAPHS), None)) is not None:
+        problem = f"{alone!r} cannot be combined with other parts"
+        raise FieldError("", "graphs", problem, hint=f"parts of a layer: {', '.join(GRAPH_PARTS)}")
     allowed = GRAPH_PARTS if "+" in given else (*GRAPHS, *GRAPH_PARTS)
     parts = {choice("graphs", part, allowed) for part in given.split("+")}
     return "+".join(part for part in GRAPH_PARTS if part in parts)
@@ -329,9 +329,9 @@ def _placement(value: Any) -> dict[str, int]:
 
 
 def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str, dict[str, Any]]:
-    """The strategy that the degrees imply, and the degrees under its axes.
+    """The strategy (for ``auto``: the one that the degrees imply), and the degrees keyed by its axes.
 
-    ``tp2`` of the context strategy is accepted for ``cp``.
+    With strategy context, ``tp2`` is read as ``cp`` if ``cp`` is 1.
 
     Raises:
         UserError: an unknown strategy, or degrees that belong to another one.
@@ -354,7 +354,7 @@ def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str
         if axis not in axes and (degrees.get(axis, 1) > 1 or inside > 1):
             raise PlanError(
                 f"strategy {strategy} has no axis {axis}",
-                hint=f"its axes are {', '.join(axes)}; tp2 is 2d, cp is context",
+                hint=f"its axes are {', '.join(axes)}; tp2 belongs to strategy 2d, cp to context",
             )
     if strategy != "2d" and degrees.get("panels", 1) > 1:
         raise PlanError(f"panels {degrees['panels']}: only strategy 2d has panels", hint="drop panels")
@@ -433,12 +433,12 @@ def oom_limit_of(limit: Sequence[str], mode: Mode) -> float | None:
 
     Raises:
         FieldError: it is bounded from below, or not by a share between 0 and 1.
-        PlanError: the mode has no chance of running out of memory.
+        PlanError: the mode does not model the probability of running out of memory.
     """
     chances = [_chance(bound) for bound in limit if _CHANCE.match(text("limit", bound))]
     if chances and not mode.method.calibrated:
         raise PlanError(
-            f"mode {mode.method.name} has no chance of running out of memory: a plan fits or does not",
+            f"mode {mode.method.name} does not model the probability of running out of memory: a plan fits or does not",
             hint=f"drop the limit of {CHANCE}, or use --mode corrected",
         )
     return min(chances, default=None)

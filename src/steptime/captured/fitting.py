@@ -198,7 +198,7 @@ def _estimated(asked: _Asked) -> FitResult:
         return Setting(method=mode.method, job=job, cluster=cluster, statistics=mode.statistics)
 
     engine = Estimated(
-        make=make, strategy=mode.method.strategy("1d"), batch=batch, rates=frozenset(device.matrix_flops_per_s),
+        make=make, strategy=mode.method.strategy("1d"), batch=batch, matrix_dtypes=frozenset(device.matrix_flops_per_s),
         allow=asked.allow, is_host=device.is_host, of_matrices=states.matrices is not None,
         weights=_weights(asked.lora), adapters=(adapters.rank, adapters.targets),
     )  # fmt: skip

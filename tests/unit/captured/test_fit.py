@@ -219,7 +219,7 @@ def test_products_of_four_bit_weights_run_in_sixteen() -> None:
     device = load_device("h100-sxm")
     engine = Estimated(
         make=lambda kind: pytest.fail(f"{kind} is evaluated"), strategy=MODES["corrected"].method.strategies["1d"],
-        batch=8, rates=frozenset(device.matrix_flops_per_s), allow=Change.TRAINING,
+        batch=8, matrix_dtypes=frozenset(device.matrix_flops_per_s), allow=Change.TRAINING,
     )  # fmt: skip
     assert {"tf32", "fp8-te"} <= set(engine.precisions)
     assert {kind.precision for kind in engine.kinds() if kind.weights == "qlora"} == {"bf16"}

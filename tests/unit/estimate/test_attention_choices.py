@@ -209,7 +209,7 @@ def test_the_all_to_all_sends_every_copy():
         ({"attention_dtype": "fp8"}, "fp32", "inputs of more than 16 bits"),
         ({"attention_dtype": "fp4"}, "bf16", "there is no attention_dtype 'fp4'"),
         ({"graphs": "layer"}, "bf16", "there is no graphs 'layer'"),
-        ({"graphs": "step+router"}, "bf16", "'step' stands alone"),
+        ({"graphs": "step+router"}, "bf16", "'step' cannot be combined"),
         ({"dispatcher": "nvshmem"}, "bf16", "there is no dispatcher 'nvshmem'"),
         ({"document_length": 0.5}, "bf16", "document_length"),
         ({"document_length": 10**400}, "bf16", "is not a number"),

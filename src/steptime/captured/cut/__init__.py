@@ -1,1 +1,1 @@
-"""Parts of a captured module, its repeated block, head and tail, and their cuts over tensor ranks."""
+"""Parts of a captured module (repeated block, head and tail), and how they are sharded over tensor-parallel ranks."""

@@ -1,4 +1,4 @@
-"""Memory of a recorded step by part, as lines over the micro-batch for each way of cutting."""
+"""Memory of a recorded step by part, as lines over the micro-batch for each way of sharding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptime.model.captured import NOTHING, Line, Way, line
 from steptime.num import Array
 
 CLASSES = ("whole", "tokens", "cut")
-"""Classes of storages: whole on every tensor rank; divided by tokens under sequence parallelism; cut."""
+"""Storages: replicated; divided by tokens under sequence parallelism, else replicated; sharded over ranks."""
 _ALIVE = ("activation", "temporary")
 
 
@@ -94,7 +94,7 @@ SAMPLED: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 256, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Lines of the bytes that are kept, and of those that are alive in addition."""
+    """Lines of the bytes that are kept, of those alive beyond them (`working`: backward; `loss`: tail)."""
 
     _born: Mapping[int, Line]
     boundary: Line
@@ -120,7 +120,7 @@ class _Lines:
         return line(at_low - slope * self.low, slope)
 
     def largest(self, low: Array, high: Array) -> tuple[Line, ...]:
-        """Lines of the moments (rows) that are the largest at some sampled micro-batch."""
+        """Lines of the rows (moments) whose bytes are the largest at some sampled micro-batch for some way."""
         if not len(low):
             return (NOTHING,)
         slope = (high - low) / (self.high - self.low)
@@ -143,14 +143,14 @@ def levels_of(
     count = len(sections.each)
     if not count:
         whole = sections.head
-        alive = [_alive_with(h, whole, h.kept[-1]) for h in (low, high)]
+        alive = [_alive_beyond(h, whole, h.kept[-1]) for h in (low, high)]
         return Levels(born, NOTHING, make.largest(*alive), (NOTHING,))
     moments = []
     for holdings in (low, high):
-        rows = [_alive_with(holdings, _backward(sections, block), _kept(holdings, sections, block + 1))
+        rows = [_alive_beyond(holdings, _backward(sections, block), _kept(holdings, sections, block + 1))
                 for block in dict.fromkeys((sections.typical, count - 1))]  # fmt: skip
         moments.append(np.concatenate(rows))
-    loss = [_alive_with(h, sections.tail, _kept(h, sections, count) + h.kept[count]) for h in (low, high)]
+    loss = [_alive_beyond(h, sections.tail, _kept(h, sections, count) + h.kept[count]) for h in (low, high)]
     return Levels(born, make.of(low.handed, high.handed), make.largest(*moments), make.largest(*loss))
 
 
@@ -160,7 +160,7 @@ def _kept(holdings: Holdings, sections: Sections, blocks: int) -> Array:
     return total
 
 
-def _alive_with(holdings: Holdings, calls: Sequence[int], kept: Array) -> Array:
+def _alive_beyond(holdings: Holdings, calls: Sequence[int], kept: Array) -> Array:
     rows: Array = holdings.alive[list(calls)] - kept
     return rows
 

@@ -30,8 +30,8 @@ RECOMPUTE: Final = {
 }
 OFFLOADS: Final = {"offload": "optimizer"}
 ADAPTED: Final = ("bf16", "fp16")
-"""Precisions of products with 4-bit weights: they are widened to 16 bits before each product (bitsandbytes,
-`Linear4bit` with `bnb_4bit_compute_dtype`), so that neither fp8 nor TF32 products are left."""
+"""Narrow precisions for products with 4-bit weights: the weights are widened to 16 bits before each product
+(bitsandbytes, `Linear4bit` with `bnb_4bit_compute_dtype`), so that neither fp8 nor TF32 products are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +53,20 @@ class Estimated(Batched):
     make: Callable[[Kind], Setting]
     """Function that returns the job of a kind on one device."""
     strategy: Strategy
-    rates: frozenset[str]
+    matrix_dtypes: frozenset[str]
     """Element types that the device's matrix units have."""
     of_matrices: bool = False
     """True if the optimiser updates whole matrices, which no software does in 8 bits or on the host."""
     _settings: dict[Kind, Setting] = field(default_factory=dict)
-    _blocks: dict[Kind, dict[Choice, Point]] = field(default_factory=dict)
+    _points_by_kind: dict[Kind, dict[Choice, Point]] = field(default_factory=dict)
 
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions that the device has rates for and that are allowed."""
-        found = self.plain_precisions(self.rates)
+        found = self.plain_precisions(self.matrix_dtypes)
         if self.weights == "qlora":
             return tuple(one for one in found if one in ("fp32", *ADAPTED))
-        return (*found, "fp8-te") if self.allow is Change.TRAINING and "fp8" in self.rates else found
+        return (*found, "fp8-te") if self.allow is Change.TRAINING and "fp8" in self.matrix_dtypes else found
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Estimated(Batched):
 
     @property
     def optimizers(self) -> tuple[str, ...]:
-        """Allowed kinds of optimiser states; the default is fused already."""
+        """Allowed values of ``optimizer``; the default is fused already."""
         if self.of_matrices:
             return ("default",)
         narrow = ("8bit",) if self.allow.rank >= Change.ROUNDING.rank else ()
@@ -103,11 +103,11 @@ class Estimated(Batched):
     def choices(self) -> Iterator[Choice]:
         """Every combination that is weighed."""
         for kind in dict.fromkeys(self.kinds()):
-            yield from self._block(kind)
+            yield from self._points_of(kind)
 
     def proposed(self, choice: Choice) -> Point:
         """Cost of one combination; all combinations of its kind are evaluated at once."""
-        return self._block(_kind(choice))[choice]
+        return self._points_of(_kind(choice))[choice]
 
     def verified(self, choice: Choice, proposed: Point | None = None) -> Point:
         """Cost of one combination with band and bracket."""
@@ -146,10 +146,10 @@ class Estimated(Batched):
             self._settings[kind] = self.make(kind)
         return self._settings[kind]
 
-    def _block(self, kind: Kind) -> dict[Choice, Point]:
-        if kind not in self._blocks:
-            self._blocks[kind] = self._evaluated(kind)
-        return self._blocks[kind]
+    def _points_of(self, kind: Kind) -> dict[Choice, Point]:
+        if kind not in self._points_by_kind:
+            self._points_by_kind[kind] = self._evaluated(kind)
+        return self._points_by_kind[kind]
 
     def _evaluated(self, kind: Kind) -> dict[Choice, Point]:
         """Points of all micro-batches and recomputations of a kind."""

@@ -4,8 +4,8 @@ A tree is a sequence of block numbers and checkpoints in forward order; checkpoi
 checkpoints saves the tensors that its backward reads. A checkpoint keeps only its input; before its backward, its items
 run again, with the inner checkpoints in effect.
 
-A program has one segment for each block and stretch of time. A run is a list of equal blocks of which only `KEPT`
-periods were recorded. Periods 1 and 2 are interior: if they are equal, they stand for every further period.
+A run is a list of equal blocks of which only `KEPT` periods were recorded. A program has one segment for each of these
+in each stretch of calls. Periods 1 and 2 are interior: if they are equal, they stand for every further period.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Final, Literal
 from steptime.captured.graph.program import BEFORE, Call, Program
 
 Saves = Literal["all", "products", "8bit"]
-"""Tensors that a block saves: all that autograd needs; in a checkpoint, only results of products and attention; or all,
-with activations in 8 bits."""
+"""Tensors that a block saves. `all`: all that autograd needs; `products`: in a checkpoint, only results of products and
+attention; `8bit`: all, with activations in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Stretch:
 
 
 def owners(program: Program, run: Run) -> list[int | None]:
-    """Period of each call; the period of an optimiser call is that of the parameter it updates."""
+    """Period of each call; for the optimiser, of its named storages: None if several, the previous call's if none."""
     named = [run.period_of(storage.name) for storage in program.storages]
     out: list[int | None] = []
     for call in program.calls:
@@ -223,7 +223,7 @@ def stretches(program: Program, run: Run) -> list[Stretch] | None:
 def _stretches(
     program: Program, owner: Sequence[int | None], spans: Sequence[tuple[int, int]], *, ends: bool = False
 ) -> list[Stretch] | None:
-    """One stretch per span; with ``ends``, a span with calls of only the first or last period is none."""
+    """One stretch per span; ``ends``: none for a span whose run calls are only in the first or last period, or both."""
     out: list[Stretch] = []
     for start, end in spans:
         starts: dict[int, int] = {}
@@ -255,15 +255,15 @@ def _ordered(owner: Sequence[int | None], stretch: Stretch) -> bool:
 
 
 def _spans(calls: Sequence[Call], owner: Sequence[int | None], *, apart: bool) -> list[tuple[int, int]]:
-    """Spans of calls: forward, backward, and passes of the optimiser over single parameters between list operators.
+    """Spans: forward, backward, and between optimiser calls on tensor lists each of its passes over single parameters.
 
     With ``apart``, recomputed calls are spans of their own.
     """
     spans: list[tuple[int, int]] = []
     start, last = 0, BEFORE
     for number in range(1, len(calls) + 1):
-        again = apart and number < len(calls) and calls[number].recomputed != calls[number - 1].recomputed
-        if number < len(calls) and not again and not _cut(calls[number - 1], calls[number], owner[number], last):
+        edge = apart and number < len(calls) and calls[number].recomputed != calls[number - 1].recomputed
+        if number < len(calls) and not edge and not _cut(calls[number - 1], calls[number], owner[number], last):
             last = last if owner[number] is None else owner[number] or 0
             continue
         spans.append((start, number))
@@ -276,5 +276,5 @@ def _cut(before: Call, after: Call, period: int | None, last: int) -> bool:
     """True if a new span begins: another phase, a change between lists and tensors, or a new pass of the optimiser."""
     if before.phase != after.phase:
         return True
-    again = period is not None and period < last
-    return after.phase == "optimizer" and (again or is_wide(before) != is_wide(after))
+    new_pass = period is not None and period < last
+    return after.phase == "optimizer" and (new_pass or is_wide(before) != is_wide(after))

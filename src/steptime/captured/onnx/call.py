@@ -1,4 +1,4 @@
-"""One node of an ONNX graph, as the interface of the rows of the operator tables.
+"""One ONNX node, as the handlers in the operator tables see it.
 
 A row calls PyTorch on the tensors of the node: fake ones, whose operators are recorded, or real ones if all numbers are
 known. Operators without a row are recorded as ``onnx::Name``, with output types that are inferred.
@@ -32,7 +32,7 @@ ROWS: dict[tuple[str, str], OnnxRow] = {}
 
 
 def row(*names: str, domain: str = "") -> Callable[[OnnxRow], OnnxRow]:
-    """Decorator that adds a function to the table of operators; it returns None for a call that it cannot express."""
+    """Decorator that adds a row to the table of operators; the row returns None for a call that it cannot express."""
 
     def entered(function: OnnxRow) -> OnnxRow:
         enter(dict.fromkeys(names, function), domain)
@@ -58,7 +58,7 @@ class OnnxCall:
     outputs: list[str]
     """Names of its outputs; an empty name for an output that nothing reads."""
     live: Callable[[Tensor, str], torch.Tensor]
-    """Function that makes the fake tensor of a name, with the kind of its source."""
+    """Function that returns the fake tensor of a `Tensor`; a stored one becomes a graph source of the given kind."""
     folding: bool = False
     """True to compute with known numbers."""
 
@@ -95,7 +95,7 @@ class OnnxCall:
         return [self.x(index) for index in range(len(self.inputs))]
 
     def operand(self, index: int, beside: int | None = None) -> Operand:
-        """An input of an element-wise operator: a number if it is a known scalar, else a tensor."""
+        """An element-wise operand: a known number, no weight and at most of the rank of `beside`, else a tensor."""
         given = self.tensor(index)
         rank = 0 if beside is None else len(self.tensor(beside).shape)
         if given.array is not None and given.array.numel() == 1 and len(given.shape) <= rank and not given.weight:
@@ -235,14 +235,14 @@ def _inferred(call: OnnxCall, node: NodeProto, dims: Dims) -> list[TensorType | 
 _NOT_NUMPY = frozenset({torch.bfloat16, TORCH_DTYPES["fp8"], TORCH_DTYPES["fp8_e5m2"]})
 
 
-def captured(graph: GraphProto) -> set[str]:
-    """Names that a sub-graph reads from outside."""
+def outer_names(graph: GraphProto) -> set[str]:
+    """Outer names that a sub-graph reads or returns."""
     made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     free: set[str] = set()
     for node in graph.node:
         free |= {name for name in node.input if name and name not in made}
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                free |= captured(inner) - made
+                free |= outer_names(inner) - made
         made |= set(node.output)
     return free | ({value.name for value in graph.output} - made)

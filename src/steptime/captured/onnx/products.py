@@ -1,4 +1,4 @@
-"""Rows of matrix products, attention with rotary positions, and recurrent layers.
+"""Rows of matrix products, attention, rotary embeddings, and recurrent layers.
 
 An LSTM in fp32 runs as PyTorch's layer; other recurrent layers are unrolled over time, as PyTorch runs them without a
 fused kernel.
@@ -54,7 +54,7 @@ _KNOWN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "
 
 @row("Attention")
 def _attention(call: OnnxCall) -> Result:
-    """Attention by the fused kernel where PyTorch has one, else by products and softmax; opaque with output scores."""
+    """Attention, fused if PyTorch has a kernel; None (opaque) with output scores, input 6 or an unknown attribute."""
     if call.has(6) or any(call.outputs[3:]) or set(call.attributes) - _KNOWN:
         return None
     counts, flat = [int(call.get(name, 0)) for name in ("q_num_heads", "kv_num_heads")], call.x().dim() == 3
@@ -132,7 +132,7 @@ def _rotary(call: OnnxCall) -> Result:
 
 
 MAX_STEPS = 20_000
-"""Longest sequence that is unrolled; a recurrent layer over a longer one stays opaque."""
+"""Longest sequence that is unrolled; a recurrent layer over a longer one stays opaque, except an LSTM in fp32."""
 
 #: Operator -> its default activations, the only ones that are supported.
 _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -141,31 +141,31 @@ _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"),
 @row("LSTM", "GRU", "RNN")
 def _recurrent(call: OnnxCall) -> Result:
     """A recurrent layer, each direction by itself; inputs are (sequence, batch, features), or batch first."""
-    direction, first = call.get("direction", "forward"), bool(call.get("layout"))
+    direction, batch_first = call.get("direction", "forward"), bool(call.get("layout"))
     count = 2 if direction == "bidirectional" else 1
     asked = tuple(str(name) for name in call.get("activations") or _ACTIVATIONS[call.op] * count)
     plain = asked == _ACTIVATIONS[call.op] * count and not call.get("clip") and not call.get("input_forget")
     fused = call.op == "LSTM" and call.tensor(0).dtype == "fp32"
-    if not plain or call.has(4) or call.has(7) or (call.tensor(0).shape[int(first)] > MAX_STEPS and not fused):
+    if not plain or call.has(4) or call.has(7) or (call.tensor(0).shape[int(batch_first)] > MAX_STEPS and not fused):
         return None
-    x = call.x().transpose(0, 1) if first else call.x()
+    x = call.x().transpose(0, 1) if batch_first else call.x()
     if fused:
-        return _lstm(call, x, count, first)
+        return _lstm(call, x, count, batch_first)
     found = [_direction(call, x, n, direction == "reverse" or n == 1) for n in range(count)]
     joined = torch.stack([outputs for outputs, _, _ in found], 1)
     lasts = [torch.stack(last, 0) for last in list(zip(*found, strict=True))[1 : 3 if call.op == "LSTM" else 2]]
-    if first:
+    if batch_first:
         joined, lasts = joined.permute(2, 0, 1, 3), [last.transpose(0, 1) for last in lasts]
     return joined, *lasts
 
 
-def _lstm(call: OnnxCall, x: torch.Tensor, count: int, first: bool) -> Result:
+def _lstm(call: OnnxCall, x: torch.Tensor, count: int, batch_first: bool) -> Result:
     """An LSTM by PyTorch's layer, whose weights have the gates in the order input, forget, cell, output."""
-    backward = call.get("direction") == "reverse"
-    x = x.flip((0,)) if backward else x
+    reverse = call.get("direction") == "reverse"
+    x = x.flip((0,)) if reverse else x
     (steps, batch, _), hidden = x.shape, call.tensor(2).shape[2]
     states = [call.x(n) if call.has(n) else torch.zeros((count, batch, hidden), dtype=x.dtype) for n in (5, 6)]
-    states = [each.transpose(0, 1) if first and call.has(n) else each for n, each in enumerate(states, 5)]
+    states = [each.transpose(0, 1) if batch_first and call.has(n) else each for n, each in enumerate(states, 5)]
     weights = []
     for n in range(count):
         given = [call.weight(1).select(0, n), call.weight(2).select(0, n)]
@@ -174,30 +174,30 @@ def _lstm(call: OnnxCall, x: torch.Tensor, count: int, first: bool) -> Result:
         weights += [torch.cat([i, forget_and_cell, o], 0) for i, o, forget_and_cell in cut]
     training = torch.is_grad_enabled()
     joined, *lasts = torch.lstm(x, states, weights, call.has(3), 1, 0.0, training, count == 2, False)
-    joined = (joined.flip((0,)) if backward else joined).reshape(steps, batch, count, hidden)
-    if first:
+    joined = (joined.flip((0,)) if reverse else joined).reshape(steps, batch, count, hidden)
+    if batch_first:
         return joined.transpose(0, 1), *(last.transpose(0, 1) for last in lasts)
     return joined.transpose(1, 2), *lasts
 
 
-def _direction(call: OnnxCall, x: torch.Tensor, number: int, backward: bool) -> tuple[torch.Tensor, ...]:
+def _direction(call: OnnxCall, x: torch.Tensor, number: int, reverse: bool) -> tuple[torch.Tensor, ...]:
     """One direction of a recurrent layer: the input product of all steps, then one product with the state per step."""
     weight, recurrence = (call.weight(n).select(0, number) for n in (1, 2))
     (steps, batch, _), (width, hidden) = x.shape, recurrence.shape
     biases = call.weight(3).select(0, number).chunk(2, 0) if call.has(3) else (None, None)
     projected = F.linear(x.flatten(0, 1), weight, biases[0]).reshape(steps, batch, width)
-    dim, first = 1 if call.get("layout") else 0, bool(call.get("linear_before_reset"))
+    dim, linear_before_reset = 1 if call.get("layout") else 0, bool(call.get("linear_before_reset"))
     state, cell = (
         call.x(n).select(dim, number) if call.has(n) else torch.zeros((batch, hidden), dtype=x.dtype) for n in (5, 6)
     )
     parts: list[tuple[torch.Tensor, torch.Tensor | None]] = [(recurrence, biases[1])]
-    if call.op == "GRU" and not first:
+    if call.op == "GRU" and not linear_before_reset:
         cuts = (2 * hidden, hidden)
         more = (None, None) if biases[1] is None else biases[1].split_with_sizes(cuts, 0)
         parts = [*zip(recurrence.split_with_sizes(cuts, 0), more, strict=True)]
     linear = [partial(_linear, matrix.t(), bias) for matrix, bias in parts]
     outputs: list[torch.Tensor] = []
-    for step in range(steps - 1, -1, -1) if backward else range(steps):
+    for step in range(steps - 1, -1, -1) if reverse else range(steps):
         given = projected.select(0, step)
         if call.op == "GRU":
             state = _gru_cell(given, state, linear)
@@ -208,7 +208,7 @@ def _direction(call: OnnxCall, x: torch.Tensor, number: int, backward: bool) -> 
         else:
             state = torch.tanh(given + linear[0](state))
         outputs.append(state)
-    return torch.stack(outputs[::-1] if backward else outputs, 0), state, cell
+    return torch.stack(outputs[::-1] if reverse else outputs, 0), state, cell
 
 
 def _linear(matrix: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from steptime.captured import torch_parts as parts
 from steptime.captured.graph.program import Attribute, Call, TensorType, Value, contiguous_strides
 from steptime.captured.onnx import elementwise, layers, products, shapes  # noqa: F401  (they enter rows)
 from steptime.captured.onnx.bodies import BODIES
-from steptime.captured.onnx.call import ROWS, OnnxCall, captured, plain, real, types_of_opaque
+from steptime.captured.onnx.call import ROWS, OnnxCall, outer_names, plain, real, types_of_opaque
 from steptime.captured.onnx.load import MAX_NODES
 from steptime.captured.onnx.tensor import FOLDED, GENERATED, MAX_FOLDED_ELEMENTS, Dims, Tensor, flat, read_array
 from steptime.captured.onnx.weights import written
@@ -400,7 +400,7 @@ class Reader:
         other.recorder = FileRecorder(self._paths, self.recorder.fakes)
         other.parameters, other._owned, other._first, other.declared = {}, {}, {}, dict(self.declared)
         other._sources, other._known = [], []
-        outside = {name: _apart(names[name]) for name in captured(graph) if name in names}
+        outside = {name: _apart(names[name]) for name in outer_names(graph) if name in names}
         try:
             with parts.without_modes(), self.recorder.fakes, other.recorder, torch.no_grad():
                 other.body(graph, outside)(*map(_apart, given))
@@ -449,7 +449,7 @@ def _read(node: NodeProto) -> list[str]:
 
 def _outer(node: NodeProto) -> set[str]:
     """Names that the sub-graphs of a node read from outside."""
-    return {name for graph in _graphs(node) for name in captured(graph)}
+    return {name for graph in _graphs(node) for name in outer_names(graph)}
 
 
 def _given(name: str, names: Mapping[str, Tensor]) -> str:
