@@ -13,12 +13,12 @@ import pytest
 from document_blocks import DOCUMENTS, BlockError, as_run, prepare, without_measured
 
 #: These show the same commands, which take long and so run once: in one process.
-TOGETHER = tuple(path for path in DOCUMENTS if path.name in ("README.md", "tour.md", "fit.md"))
+TOGETHER = tuple(path for path in DOCUMENTS if path.name in ("fit.md", "tour.md"))
 ALONE = tuple((path,) for path in DOCUMENTS if path not in TOGETHER)
 
 
 @pytest.mark.quick(
-    without=["README,fit", "captured", "hierarchy", "iterate", "networks", "plots", "rewrite", "score", "sharding"]
+    without=["fit,tour", "captured", "hierarchy", "iterate", "networks", "plots", "rewrite", "score", "sharding"]
 )
 @pytest.mark.parametrize("documents", [TOGETHER, *ALONE], ids=lambda paths: ",".join(path.stem for path in paths))
 def test_blocks_run_and_print_what_is_shown(documents: tuple[Path, ...], tmp_path: Path) -> None:

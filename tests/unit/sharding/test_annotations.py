@@ -53,7 +53,7 @@ def test_a_result_behind_views_is_a_sharding_of_what_the_operator_made():
     (["token.weight=R R"], "there is no parameter, input or module 'token.weight'\n  did you mean tokens.weight"),
     (["tokens.weight"], "is no annotation"),
     ([""], "'' is no annotation"),
-    (["tokens.weight=R Q"], "'Q' is no placement"),
+    (["tokens.weight=R Q"], "'Q' is not a placement"),
     (["blocks.0.mlp.1=P R"], r"blocks.0.mlp.1: gelu cannot give P R"),
 ])  # fmt: skip
 def test_annotations_that_cannot_be_are_errors_with_names(texts, message):
