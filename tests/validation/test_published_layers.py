@@ -9,7 +9,7 @@ import published_cases as cases
 import pytest
 
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime, shown_s
+from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime, exposed_transfers_s
 from steptime.estimate.machine import Machine
 from steptime_lab.data_root import require_data
 
@@ -46,7 +46,7 @@ def _direction(time: PhaseTime, o: dict[str, Any], end: str, rate: float, recomp
     yield f"mem_{end}", time.moved_bytes * 1e-9, o[f"mem_{end}"]
     yield f"t_{end}_comp", time.compute_s, o[f"t_{end}_comp"]
     yield f"t_{end}_mem", time.exposed_memory_s, o[f"t_{end}_mem"]
-    yield f"t_{end}_comm", sum(shown_s(time)), o[f"t_{end}_comm"]
+    yield f"t_{end}_comm", sum(exposed_transfers_s(time)), o[f"t_{end}_comm"]
     if not recompute:
         yield f"t_{end}", time.total_s, o[f"t_{end}"]
 

@@ -10,7 +10,7 @@ from test_tensor_overlap import HIDES, made, sending
 
 from steptime.estimate.band import bracket_s
 from steptime.estimate.evaluate import Evaluation
-from steptime.estimate.layer import BACKWARD, PhaseTime, shown_s
+from steptime.estimate.layer import BACKWARD, PhaseTime, exposed_transfers_s
 from steptime.plan.job import Adapter, with_habits
 from steptime.plan.plans import Plans
 
@@ -32,11 +32,15 @@ def test_with_sequence_shards_both_transfers_have_a_product_each(cluster: str) -
     for name, time in _backward(made(cluster=cluster, asynchronous_tp=True)).items():
         gathered = {t.transfer.collective: float(t.busy_s) for t in time.transfers}
         if name not in GATHERING:
-            assert list(shown_s(time)) == list(gathered.values()), "of its output's gradient, which it waits for"
+            assert list(exposed_transfers_s(time)) == list(gathered.values()), (
+                "of its output's gradient, which it waits for"
+            )
             continue
         half_s = _own_s(time) / 2
         assert gathered["all_gather"] == pytest.approx(gathered["reduce_scatter"], rel=0.02), "so that one pool will do"
-        assert sum(shown_s(time)) == pytest.approx(sum(max(s - half_s, 0.0) for s in gathered.values()), rel=0.02)
+        assert sum(exposed_transfers_s(time)) == pytest.approx(
+            sum(max(s - half_s, 0.0) for s in gathered.values()), rel=0.02
+        )
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", SLOW])
@@ -45,14 +49,14 @@ def test_without_them_the_sum_runs_beside_the_gradient_of_the_weights(cluster: s
     assert found.keys() == GATHERING
     for time in found.values():
         (summed,) = time.transfers
-        assert sum(shown_s(time)) == pytest.approx(max(float(summed.busy_s) - _own_s(time) / 2, 0.0))
-    assert (sum(shown_s(found["mlp_in"])) > 0) == (cluster == SLOW)
+        assert sum(exposed_transfers_s(time)) == pytest.approx(max(float(summed.busy_s) - _own_s(time) / 2, 0.0))
+    assert (sum(exposed_transfers_s(found["mlp_in"])) > 0) == (cluster == SLOW)
 
 
 def test_forward_everything_waits() -> None:
     for (_, phase), time in sending(made(asynchronous_tp=True)).items():
         if phase != BACKWARD:
-            assert list(shown_s(time)) == [t.busy_s for t in time.transfers]
+            assert list(exposed_transfers_s(time)) == [t.busy_s for t in time.transfers]
 
 
 def test_what_is_computed_again_waits_as_before() -> None:

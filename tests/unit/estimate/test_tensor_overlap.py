@@ -15,7 +15,7 @@ from steptime.doctor.records import Stated
 from steptime.doctor.stated import merged
 from steptime.estimate.band import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate, passes_of
-from steptime.estimate.layer import PhaseTime, shown_s
+from steptime.estimate.layer import PhaseTime, exposed_transfers_s
 from steptime.estimate.machine import machine_of
 from steptime.estimate.work import stacked
 from steptime.hardware.library import load_cluster
@@ -59,10 +59,10 @@ def test_a_product_hides_what_seven_of_its_eight_shards_cover(cluster: str) -> N
     for key, time in hidden.items():
         sent_s = sum(t.busy_s for t in time.transfers)
         covered_s = (time.compute_s + time.exposed_memory_s) * 7 / 8
-        assert sum(shown_s(time)) == pytest.approx(max(sent_s - covered_s, 0.0), abs=1e-12), key
-        assert sum(shown_s(shown[key])) == sent_s > 0
+        assert sum(exposed_transfers_s(time)) == pytest.approx(max(sent_s - covered_s, 0.0), abs=1e-12), key
+        assert sum(exposed_transfers_s(shown[key])) == sent_s > 0
         assert time.compute_s == shown[key].compute_s
-    left = {name for (name, _), time in hidden.items() if sum(shown_s(time)) > 1e-12}
+    left = {name for (name, _), time in hidden.items() if sum(exposed_transfers_s(time)) > 1e-12}
     narrow = {"qkv", "attention_out"}
     assert left == (narrow if cluster == "dgx-h100" else narrow | {"mlp_in", "mlp_out"}), "what the links keep up with"
 
@@ -75,18 +75,18 @@ def test_what_a_ring_of_one_covers() -> None:
 def test_without_sequence_shards_sums_of_whole_outputs_wait() -> None:
     plans = Plans(tp=8, dp=2, in_tp=8, sp=0)
     for time in sending(made(plans=plans, overlap=HIDES)).values():
-        assert list(shown_s(time)) == [t.busy_s for t in time.transfers] != []
+        assert list(exposed_transfers_s(time)) == [t.busy_s for t in time.transfers] != []
 
 
 def test_nothing_hides_where_the_ranks_reach_over_several_domains() -> None:
     for plans in (Plans(tp=16, in_tp=8), Plans(tp=8, dp=2, in_tp=4, in_dp=2)):
         for time in sending(made(plans=plans, overlap=HIDES)).values():
-            assert list(shown_s(time)) == [t.busy_s for t in time.transfers]
+            assert list(exposed_transfers_s(time)) == [t.busy_s for t in time.transfers]
     both = Plans(tp=8, dp=2, in_tp=np.array([4, 8]), in_dp=np.array([2, 1]))
-    shown = sum(sum(shown_s(time)) for time in sending(made(plans=both, overlap=HIDES)).values())
+    shown = sum(sum(exposed_transfers_s(time)) for time in sending(made(plans=both, overlap=HIDES)).values())
     far, near = made(plans=both.row(0), overlap=HIDES), made(plans=both.row(1), overlap=HIDES)
     for i, e in enumerate((far, near)):
-        own = sum(sum(shown_s(time)) for time in sending(e).values())
+        own = sum(sum(exposed_transfers_s(time)) for time in sending(e).values())
         assert shown[i] == pytest.approx(own, rel=1e-12)  # type: ignore[index]
 
 
@@ -96,7 +96,7 @@ def test_experts_and_the_head_wait_for_their_transfers() -> None:
         for (name, _), time in sending(e, part).items():
             waits = time.row.block not in ("attention", "mlp")
             sent_s = sum(t.busy_s for t in time.transfers)
-            assert (sum(shown_s(time)) == sent_s) == waits and sent_s > 0, name
+            assert (sum(exposed_transfers_s(time)) == sent_s) == waits and sent_s > 0, name
     assert {"shared_in", "shared_out"} <= {name for name, _ in sending(e)} and sending(e, "last")
 
 
