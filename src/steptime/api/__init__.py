@@ -1,4 +1,5 @@
 """The Python API: the commands print what these functions return.
+
 Names are loaded on first use, because functions for real models (``fit``) import more than the others. Packages add
 functions under the entry point ``steptime.api``, as the laboratory adds ``limits`` and ``consistency``.
 """

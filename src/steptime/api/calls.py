@@ -155,6 +155,7 @@ def fitting_plan(
     model: NameOrPath | CapturedModel, cluster: NameOrPath | Cluster, *, always: bool = False, **job: Any
 ) -> AskedPlan:
     """One plan for the engine: of :func:`asked_plan`, but if no degree is given, a plan that fits, if one does.
+
     Without a degree the plan is data parallelism if it fits, and else the best plan of a search.
     Args:
         model: as in :func:`asked_plan`.

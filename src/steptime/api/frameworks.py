@@ -1,4 +1,5 @@
 """Effects of a named framework on a plan: its name, default ZeRO stage, the space of a search.
+
 Records of fitted frameworks: parameters with their doubts, habits, and the number of runs of the fit.
 """
 
@@ -94,6 +95,7 @@ def read_as(framework: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
 
 def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
     """Default ZeRO stage of a framework on a mesh; without replicas at most the default of a framework without habits.
+
     Without replicas all stages are the same, except for experts, which tensor ranks may replicate: a framework that
     does not shard the states of two replicas does not shard those of experts.
 
@@ -120,6 +122,7 @@ def recompute_unless_given(framework: str) -> int:
 
 def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: int) -> int:
     """Ranks over which a framework shards if neither ``shard`` nor a ZeRO stage is given; 0: all.
+
     PyTorch's own FSDP, which a framework's name may stand for, shards over all ranks.
 
     Args:

@@ -1,4 +1,5 @@
 """Conversion of the user's description of a training job into the record of the engine.
+
 Names of optimisers: one list for captured modules and for models given by their dimensions.
 
 A captured module runs PyTorch's optimiser of the same name; a model by its dimensions has the states of
@@ -184,6 +185,7 @@ class Request:
 
 def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     """The job with the habits of its framework, overridden by the user's choices.
+
     If the framework overlaps transfers and the user chooses ``overlap`` none, all traffic is exposed, including the
     share contained in the fitted factors; factors of a framework without default overlap contain no share.
 
@@ -238,6 +240,7 @@ def _asked_overlap(job: Job, chosen: Mapping[str, Any]) -> frozenset[str]:
 
 def framework_of(name: str | None, mode: Mode, device: Device, precision: Precision) -> Framework:
     """The framework of a name; without a name ``generic``, or ``ideal`` in a mode that reproduces a paper.
+
     Names from tables of measured runs, such as NeMo, are accepted too.
 
     Args:

@@ -1,4 +1,5 @@
 """Models from a name, a TOML file or a ``config.json``.
+
 Captured modules as models of a job: their specification, mode and space.
 """
 
@@ -150,6 +151,7 @@ def check_captured(model: CapturedModel, precision: Precision, *, seq: int | Non
 
 def check_captured_choices(model: CapturedModel, chosen: Mapping[str, Any]) -> None:
     """Refuse choices that are fixed in the captured module.
+
     Raises:
         PlanError: the message names the choice.
     """
@@ -162,6 +164,7 @@ def check_captured_choices(model: CapturedModel, chosen: Mapping[str, Any]) -> N
 
 def check_strategy(setting: Setting, strategy: str) -> None:
     """Refuse strategies other than 1d for a captured module, because they need the meaning of operators.
+
     Raises:
         PlanError: the strategy is not 1d.
     """

@@ -21,6 +21,7 @@ from steptime.search.modes import MODES, Mode
 
 def laid(space: Space, given: Any) -> Space:
     """A space with ranks placed in one order, or in any.
+
     Raises:
         UserError: the order is invalid, or the mode has placements of its own.
     """

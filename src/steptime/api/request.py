@@ -1,4 +1,5 @@
 """Conversion of a user's plan into columns, with errors that show the arithmetic.
+
 Nouns for the devices of a job in reports.
 Checks of single values: whole numbers, numbers, texts, names, switches.
 """
@@ -275,6 +276,7 @@ def recompute_of(value: Any, framework: str = "") -> int:
 
 def check_mode(out: Mapping[str, Any], mode: Mode) -> None:
     """Refuse values that the mode does not model.
+
     Raises:
         PlanError: the message names the value, and what to drop.
     """

@@ -327,6 +327,7 @@ def plan(
 
 def _completed(setting: Setting, result: PlanResult, given: Mapping[str, Any]) -> PlanResult:
     """The result with the choices that the search left out, and why the first plan uses no other axis.
+
     A paper's space and a captured module do not have these choices.
     """
     modelled = setting.method.calibrated and setting.job.captured is None
@@ -342,6 +343,7 @@ SHARDINGS: Final = ("auto", "all", "none")
 
 def sharded_too(search: Search, setting: Setting, shardings: str, *, timed: bool) -> bool:
     """True if the operators of a module are to be sharded one by one too.
+
     Args:
         search: the search.
         setting: its job on its cluster.

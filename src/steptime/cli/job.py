@@ -28,6 +28,7 @@ def job_from(
     whole: bool = False,
 ) -> RunSpec:
     """The job that the command line describes; options win over RUN.toml, and a ``whole`` plan replaces the file's.
+
     Raises:
         UserError: RUN.toml is wrong, or an option is given that needs a cluster.
     """
@@ -156,6 +157,7 @@ _LIMIT: Final = re.compile(r"\s*([^=<>]*?)\s*(<=|>=|==|=|<|>)\s*([^=<>]*?)\s*")
 
 def parse_fix(texts: Sequence[str]) -> dict[str, int | float | str]:
     """Values that a search keeps fixed.
+
     Raises:
         FieldError: a text is not ``key=value``, a value is out of range, or a key has two values.
         UnknownNameError: a key is no degree.
@@ -179,6 +181,7 @@ def parse_fix(texts: Sequence[str]) -> dict[str, int | float | str]:
 
 def parse_limits(texts: Sequence[str]) -> list[str]:
     """Bounds on degrees and on the probability of running out of memory, normalised as ``key<=value``.
+
     Raises:
         FieldError: a text is no comparison, or a bound is no whole number (for the probability: no share).
         UnknownNameError: a key is no degree.
@@ -202,6 +205,7 @@ def parse_limits(texts: Sequence[str]) -> list[str]:
 
 def parse_placement(text: str) -> dict[str, Any]:
     """Entries of a plan: ``placement`` (devices of each axis inside the fast domain), or ``order`` of the axes.
+
     Raises:
         FieldError: it is no list of ``axis=devices``.
         UnknownNameError: an axis does not exist.

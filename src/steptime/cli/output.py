@@ -1,4 +1,5 @@
 """Output of commands: one JSON document, or a report.
+
 A progress bar on standard error for work of more than a second.
 """
 

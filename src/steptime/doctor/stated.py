@@ -52,6 +52,7 @@ class StatedJob:
 
 def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated, *, experts: bool = False) -> StatedJob:
     """The user's input completed by the log's declarations and the framework's defaults; the user wins.
+
     ``dp`` follows from the devices and the other degrees. An entry of the log that qualifies an entry which the user
     overrides is left out.
 
@@ -100,6 +101,7 @@ def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _overlapped(framework: str, whole: Mapping[str, Any], stated: Stated, *, experts: bool) -> Mapping[str, Any]:
     """Plan of the log, with its overlap of gradients and ``tp`` and the framework's other overlaps.
+
     Arguments without an entry for ``tp`` come from a version that cannot overlap it. Messages between virtual stages
     overlap with computation, as in measured runs.
     """

@@ -1,4 +1,5 @@
 """Reader of Kineto traces into arrays: kernels, launches, steps, collectives, blocking calls.
+
 Events are streamed in bounded memory, also from gzip and from files that were cut off.
 """
 
@@ -90,6 +91,7 @@ class _Cursor:
 
 def events_of(path: str) -> Iterator[tuple[str, Any]]:
     """Pairs of key and value of a trace; each event is ``("event", {...})``.
+
     Entries of the file other than ``traceEvents`` have their own keys, in the order of the file. A bare list of
     events is a trace too.
 

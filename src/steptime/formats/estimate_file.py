@@ -90,6 +90,7 @@ _ESTIMATE: Final = Table(rows={**_OF_FILE, **_RESULT.rows}, required=_RESULT.req
 
 def parse_estimate(text: str, path: str) -> Estimate:
     """The estimate in a JSON text, for a search of its first plan; ``path``: the file for errors.
+
     Raises:
         InputFileError: the text is not JSON, or is another document of steptime.
         UserError: fields are unknown, missing, of the wrong type or out of range.

@@ -26,6 +26,7 @@ _SETTINGS: Final = {
 
 def run_of_plan(path: str) -> RunSpec | None:
     """The run of a written plan, for a search of its first plan; None: the name is not that of such a document.
+
     Raises:
         InputFileError: the document has no plan, or does not name its model and cluster.
     """

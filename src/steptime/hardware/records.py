@@ -259,6 +259,7 @@ class Level:
     collectives belong to these. Empty: the level has only its own numbers."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Numbers by field in the file that names the curves of a measured machine, to which its collectives belong.
+
     Empty: none were measured."""
     sources: Mapping[str, Source] = field(default_factory=dict)
 

@@ -51,6 +51,7 @@ class Launch:
 
 def launch_of(run: RunSpec) -> Launch:
     """The launch of a run; missing values are those of its estimate.
+
     Raises:
         UserError: the run cannot be estimated, or no training software can express it: a second tensor axis, a
             captured module, published mode.

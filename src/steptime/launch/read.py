@@ -554,6 +554,7 @@ _KEYS: Final = frozenset(
 
 def with_model(imported: Imported, model_file: str | None) -> Imported:
     """The import with a named model.
+
     Args:
         imported: a launch file.
         model_file: path at which :attr:`Imported.model_text` can be written; None: nowhere.

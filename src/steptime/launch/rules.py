@@ -201,6 +201,7 @@ RULES: Final = (
 
 def check_rules(software: Software, values: Values) -> None:
     """Refuse a plan that breaks a rule of the software.
+
     Raises:
         PlanError: the message has the rule.
     """
@@ -211,6 +212,7 @@ def check_rules(software: Software, values: Values) -> None:
 
 def check_degrees(software: Software, lost: list[str], values: Values) -> None:
     """Refuse a degree that the software has no option for.
+
     Raises:
         PlanError: the software has no option for it.
     """

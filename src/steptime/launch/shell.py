@@ -1,4 +1,5 @@
 """Launch scripts: reading a program's arguments from a shell script, and writing such a script.
+
 The reader knows the part of the shell's language that launch scripts use: variables, arrays, defaults as ``${TP:-8}``,
 integer arithmetic, loops and conditions over it, continued lines. Nothing is run.
 """

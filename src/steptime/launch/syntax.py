@@ -1,4 +1,5 @@
 """Syntaxes of launch files, to flat tables of options and back: YAML, TOML, JSON, Python, shell.
+
 A nested key is joined by dots: ``parallelism.tensor_parallel_degree``. Additions of steptime are comments that begin
 with :data:`MARK`, or in JSON, which has no comments, entries under the key :data:`KEY`.
 """

@@ -1,4 +1,5 @@
 """Options of training software: one row per concept for both directions, from one TOML file per software.
+
 ``[software]`` describes it; ``[numbers]`` has options that take a concept's number unchanged; a ``[[choice]]`` has the
 options of each value of a concept; ``[[words]]`` an option that takes a list of words; ``[read]`` options that are read
 but never written (older names). The real options of the software are listed in ``options/``, with their source.
@@ -74,6 +75,7 @@ class Choice:
 
     def value_in(self, options: Mapping[str, Any], values: Values) -> tuple[Case | None, set[str], set[str]]:
         """The case that matches most options, the names of the examined options, and of those with an unknown value.
+
         A case with options does not match if none of them is given: a missing option is not an option that is off.
         """
         names = {name for case in self.cases for name in case.options}

@@ -1,4 +1,5 @@
 """Concepts of a launch: common names for the keys of a run and the options of launch files.
+
 A concept is a key of a run (``tp``, ``dtype``), a part of one (``overlap.tp``, ``model.layers``), or a quantity that
 software has in place of a key (``nodes``, ``replicate``). Tables relate the latter to keys.
 """
@@ -75,6 +76,7 @@ _GROUPS: Final[Mapping[str, Callable[[Values], bool]]] = {
 
 def matters(concept: str, values: Values) -> bool:
     """True if a concept applies to a job with these values.
+
     An unknown number of data ranks may be above 1; other unknown degrees are 1.
 
     >>> matters("sp", {"tp": 1}), matters("sp", {"tp": 2}), matters("zero", {"dp": 1, "cp": 2}), matters("zero", {})

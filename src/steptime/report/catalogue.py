@@ -1,4 +1,5 @@
 """Reports of catalogue records: a list, or one record with every number, its kind and its source.
+
 Reports of fitted frameworks: every parameter with its doubt.
 """
 

@@ -1,4 +1,5 @@
 """Texts of numbers, plans and terms in reports.
+
 Terms are an indented tree with shares; small ones are folded into one line.
 Names of operators and modules are shortened to fit into a plot or a column.
 """
@@ -344,6 +345,7 @@ def side_by_side(
     columns: Sequence[Sequence[Any]], sides: Sequence[str], room: int, width_of: Callable[[str], int] = len
 ) -> list[str] | None:
     """Rows of a table as lines, columns two blanks apart; None: they do not fit, or a cell is no single line of text.
+
     Args:
         columns: cells of each column, the same number in each.
         sides: alignment of each column, ``left`` or ``right``.

@@ -103,6 +103,7 @@ class ActionTable:
     """Part of the model that the action is of, 0 (holds the embedding) to `stages` - 1 (holds the loss)."""
     micro_batch: Array
     """Micro-batch, 0 to `micro_batches` - 1; -1: none (UNSHARD, RESHARD; REDUCE and UPDATE at the end of a step).
+
     An UPDATE within a step, of a schedule that does not wait for all ranks, has the last micro-batch whose gradients
     it applies."""
     slice: Array

@@ -15,6 +15,7 @@ from steptime.simulation.simulate import Simulation
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
     """Seconds of a rank's compute stream by activity, by rank; they add up to the step time.
+
     A wait for a pass of another rank counts as fill before the rank's first backward pass, as drain after its last
     forward pass, and as a wait for peers in between.
     """

@@ -410,6 +410,7 @@ def _placed(task: SplitTask, fixed: list[int], low: int, equal: int) -> tuple[Ar
 
 def _filled(base_s: Array, each_s: Array, least: Array, most: Array, count: int, order: int) -> Array | None:
     """Number of equal items by rank: each goes to the rank that is least busy with it; None if they do not fit.
+
     Among equally busy ranks the first (`order` 1) or the last (-1) gets the item.
     """
     counts = least.astype(int)

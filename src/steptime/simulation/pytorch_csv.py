@@ -23,6 +23,7 @@ _EXAMPLES: Final = "cells are like 2F0, 2B0, 2I0, 2W0, 2SEND_F0, 2RECV_B0, 2UNSH
 
 def csv_text(table: ActionTable) -> str:
     """A table as PyTorch writes and loads it; it loads a table with messages as the format ``compute_comms``.
+
     A table with messages needs all other actions too: PyTorch adds nothing to a table that has messages, and divides
     gradients by the number of micro-batches at an action that sums them
     (:func:`~steptime.simulation.messages.with_messages`: `reduces`, and `gathered` for sharded weights). Updates at the

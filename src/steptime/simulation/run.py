@@ -529,6 +529,7 @@ def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> P
 
 def _layers(e: Evaluation, table: ActionTable) -> Array:
     """Layers of each stage: the estimate's with one stage per rank; as equal as possible, fewer last, with several.
+
     With one or two stages more than layers, the last stage, or the first and the last, have no layers.
 
     Raises:

@@ -42,6 +42,7 @@ PLACEMENTS: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shop:
     """A pipeline as a job shop: ranks are machines, numbered passes are the operations.
+
     The number of a pass is `(kind * stages + stage) * micro_batches + micro_batch`; `kind` is a place in :data:`KINDS`.
     """
 
@@ -221,6 +222,7 @@ class Habits:
 
 def listed(shop: Shop, habits: Habits) -> Orders:
     """Orders by list scheduling: in order of time, each free rank runs the pass that its priority rule prefers.
+
     A forward pass of a chunk leaves room for one pass of each later chunk, so that ranks with full memory can go on.
     """
     return _Lister(shop, habits).orders()

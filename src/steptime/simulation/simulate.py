@@ -31,6 +31,7 @@ def total(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
 
 def two_streams(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
     """Passes that run together overlap: one communicates with tensor or expert ranks while the other computes.
+
     Kernels are sequential on the compute stream, collectives on the tensor stream, and so are the parts of a pass.
 
     >>> two_streams(3.0, 5.0, 1.5), two_streams(3.0, 5.0, 3.5), two_streams(3.0, 3.5, 1.5)
@@ -42,6 +43,7 @@ def two_streams(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
     """Seconds of actions.
+
     Seconds of passes are a number, or an array by stage, by stage and micro-batch, or by stage, micro-batch and slice;
     `unshard_s`, `reduce_s`, `update_s`, `offload_s` and `reload_s` are a number or an array by stage.
     """
@@ -248,6 +250,7 @@ def _as_they_are_ready(graph: ActionGraph, durations: Durations) -> ActionGraph:
 
 def _in_order_of_time(graph: ActionGraph, seconds: list[float], link: list[int]) -> list[int]:
     """Items in the order in which they could start, with links that carry one message at a time.
+
     Waits of messages within the chain of their link are ignored, because their order is the result.
     """
     before = graph.previous.copy()

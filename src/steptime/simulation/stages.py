@@ -271,6 +271,7 @@ def _staged(even: Staged, found: ModelItems, own: Ranks, rank: Array, counts: Se
 
 def items_of(e: Evaluation) -> ModelItems:
     """Items of an evaluated model: embedding, layers, multi-token-prediction layers, and head.
+
     The first layers of some models have no experts and are shorter. The products and the loss of the head for further
     tokens belong to the head.
     """

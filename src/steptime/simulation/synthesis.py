@@ -241,6 +241,7 @@ class _Search:
 
     def starts(self) -> list[_State]:
         """Orders to improve, from priority rules and named schedules, the fastest first.
+
         When time is up, one priority rule that fits is enough; named schedules are always tried.
         """
         found = list[_State]()
@@ -306,6 +307,7 @@ def _first_orders(pipeline: Pipeline, shop: Shop, quick: int) -> Iterator[tuple[
 
 def named_tables(pipeline: Pipeline, memory_limit: float) -> Iterator[tuple[Schedule, ActionTable]]:
     """Named synchronous schedules that serve a pipeline, without the searched one.
+
     Schedules whose order depends on the memory come twice: for the limit, and without one.
     """
     for schedule in SCHEDULES.values():

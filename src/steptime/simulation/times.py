@@ -144,6 +144,7 @@ PARTS = ("layer", "first", "last")
 
 def measured(durations: Durations, times: StageTimes | None, table: ActionTable, overhead_s: float) -> Durations:
     """Durations with measured times of passes, and of messages if given, in place of the estimate's.
+
     A message takes the time given for its sender's stage, the mean if a rank has several. Copies to the host keep the
     estimate's times; the share of communication in a measured pass is not known.
 
@@ -267,6 +268,7 @@ def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
 
 def once_of(e: Evaluation, pipeline_s: float, *, updates: bool = False) -> dict[str, float]:
     """Seconds that occur once per step, by name; the growth is that of the whole step's work.
+
     With ``updates``, gradient traffic and the optimiser are actions of the schedule and not among the result.
     """
     step = e.step

@@ -44,6 +44,7 @@ class Places:
 
 def needed(table: ActionTable, places: Places | None = None) -> Array:
     """Up to three rows whose results each action needs; :data:`NONE`: fewer.
+
     The first has the result of another stage: a pass needs the message that brings it, or else the pass that produces
     it; a receive its send, a send its pass. The second is of the same stage and slice: a backward pass needs its
     forward pass, or the copy that brings its activations back, which needs the copy to the host, which needs the
@@ -113,6 +114,7 @@ TICKS = np.array([1, 2, 1, 1] + [0] * (len(Kind) - 4))
 
 def played(table: ActionTable, awaited: Array) -> tuple[Array, Array]:
     """Ticks at which the actions of a table end, and rows at which ranks are stuck.
+
     Each rank runs its actions in order, as soon as it can; passes take :data:`TICKS`, other actions no time.
 
     Args:

@@ -1,4 +1,5 @@
 """The TOML files of the package, parsed when it is built: one file with an index, from which single documents are read.
+
 A document is found by the text that it was parsed from; a file that was edited since is not found, and is parsed.
 Documents of other modules, derived from a file and from code, are found by all of these texts.
 

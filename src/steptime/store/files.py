@@ -166,6 +166,7 @@ def unwritable(path: str | os.PathLike[str], error: OSError) -> InputFileError:
 
 def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> None:
     """Write a text file so that a reader sees the old file or the new one, never a part.
+
     Args:
         path: the file.
         text: its new content.
@@ -185,6 +186,7 @@ def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> No
 
 def replace_file(target: Path, data: bytes) -> None:
     """Replace a file by a complete new one with its mode, or leave it unchanged.
+
     The new file has no name while it is written, so that a killed process leaves nothing behind; only on a file system
     without such files (``O_TMPFILE``) it is a hidden file next to the target.
 

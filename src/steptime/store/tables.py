@@ -1,4 +1,5 @@
 """Tables as CSV, CSV.gz and Parquet, by the ending of a file.
+
 Lines of CSV files: place of the header, separator of cells, and lines that break the form.
 """
 
@@ -55,6 +56,7 @@ def connected(what: str, failed: Callable[[str], UserError]) -> Iterator[Any]:
 
 def filled(connection: Any, table: str, rows: Iterable[Mapping[str, Any]], types: Mapping[str, str]) -> None:
     """Create a table of DuckDB from rows of plain data.
+
     Args:
         connection: connection from :func:`connected`.
         table: its name.
@@ -98,6 +100,7 @@ def write_table(
     path: str | PathLike[str], rows: Sequence[Mapping[str, Any]], types: Mapping[str, str] | None = None
 ) -> None:
     """Write rows as CSV, CSV.gz or Parquet, by the ending; missing values are empty or null.
+
     Args:
         path: the file.
         rows: rows of plain data.
@@ -192,6 +195,7 @@ def unlike_header(line: int, cells: int, header: int) -> str:
 
 def refuse_surplus(cells: Sequence[str], header: int, line: int, delimiter: str, where: str) -> None:
     """Refuse a line with more nonempty cells than the header; surplus empty cells are ignored.
+
     Raises:
         InputFileError: the line has surplus cells; the message has its number.
     """

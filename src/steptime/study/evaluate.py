@@ -1,4 +1,5 @@
 """Computation of points into rows of one table with several kinds of rows.
+
 Kinds: ``point`` (a summary of each point), ``plan`` (the fastest plans, by rank), ``front``, ``term``.
 """
 

@@ -1,4 +1,5 @@
 """Executors of blocks of points: this process, processes of this machine, Ray, Dask, MPI.
+
 Tasks are blocks, never single points; workers write nothing, so that only one process commits to a store.
 """
 

@@ -53,6 +53,7 @@ def code_version() -> str:
 
 def forget() -> None:
     """Clear the caches of models, clusters, frameworks and expert loads.
+
     Called when a study is read, run or looked up and when a block of points is solved: in between, each file is read
     once; an edited file is never taken from a cache.
     """

@@ -75,6 +75,7 @@ class Store:
 
     def commit(self, rows: Sequence[Row]) -> None:
         """Add all rows of some points; they are on disk on return.
+
         Raises:
             InputFileError: they cannot be written; the store is unchanged.
         """

@@ -13,6 +13,7 @@ HEAD_S: Final = 10.0
 
 class Prompt(H11Protocol):
     """uvicorn's HTTP/1.1 protocol that closes a connection if no complete head arrives within :data:`HEAD_S`.
+
     uvicorn limits only the time after an answer: a client that sends nothing, or half a head, would stay forever.
     """
 

@@ -1,4 +1,5 @@
 """Checks before every answer: host and origin of the request, its type, and headers that limit what a page may load.
+
 A page of another site can reach a server on loopback, by a form or by a name that resolves to it (DNS rebinding).
 Therefore the host that a request names has to be this machine, and the origin that a browser sends has to be the page.
 """
@@ -58,6 +59,7 @@ def host_of(header: str) -> str:
 
 def is_allowed(host: str, bound: str) -> bool:
     """True if a request may name this host while the server is bound to ``bound``.
+
     On loopback only its addresses and names are allowed. Elsewhere any IP address (DNS cannot redirect it), the name
     that the server was started with, and the name of the machine.
 

@@ -18,6 +18,7 @@ Layouts = Literal[
     "recorded", "pointwise", "view", "copy", "images", "kernel", "matrix", "rows", "joined", "reduction", "heads"
 ]
 """Recorded: inputs and results as recorded, since no other layout is known. Pointwise: all in one order of dims.
+
 View: maps one layout to another. Copy: dropped if both layouts are equal. Images: NCHW or NHWC at the same cost.
 Kernel: NCHW or NHWC, with a kernel that works in one of them. Matrix: row-major or column-major. Rows: row-major, else
 a copy. Joined: parts and result in one order. Reduction: any order of the kept dims. Heads: last dim contiguous."""

@@ -156,6 +156,7 @@ def _searched(job: Job, fixed: Mapping[str, Any], party: Party, batch: int) -> t
 
 def exchange_s(setting: Setting, parties: Parties) -> float:
     """Time of the all-reduce of gradients over the link between the groups, without overlap (s).
+
     Each group has summed its own gradients before; the sums travel once around the ring of groups and back.
     """
     size_bytes = parameter_terms(setting.job.model).total * setting.job.gradient_bytes

@@ -393,7 +393,7 @@ def with_rails(nested: Fit, distances: Array, observed: float = 1.0) -> Fit | No
     best = max(found, key=lambda f: f.score, default=None)
     if best is None or best.score - nested.score <= LEAST_EVIDENCE:
         return None
-    # rails have to be faster than the links across them on the first axis that they span
+    # Rails have to be faster than the links across them on the first axis that they span.
     axis = best.layout.rail_axis or 0
     gap = best.means[axis] - best.means[axis + len(layout.shape)]
     return best if gap > least_gap(best.sigma) else None

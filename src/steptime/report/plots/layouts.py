@@ -30,6 +30,7 @@ MOST_DOMAINS: Final = 32
 
 def timeline(results: Sequence[Result]) -> Chart:
     """Passes of every rank of a simulated step over time; the number in a box is its micro-batch.
+
     Raises:
         UserError: the result does not contain its passes.
     """

@@ -124,6 +124,7 @@ class Result:
 
 def result(name: str, data: Any) -> Result:
     """A document of the API as a result, with its kind.
+
     Args:
         name: name in charts and messages.
         data: a document of a command, or a list of rows.

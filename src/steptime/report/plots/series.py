@@ -1,4 +1,5 @@
 """Charts of estimates, searches, profiles and rows of studies, from results as JSON to plain data.
+
 :data:`KINDS` lists the kinds of charts with the results that they take.
 """
 
@@ -248,6 +249,7 @@ def _xy(
 
 def rows_of(results: Sequence[Result]) -> list[Result]:
     """Rows of all results: the rows of a table, an estimate itself, the fastest plan of a search.
+
     Nested objects become columns with dotted names.
     """
     out: list[Result] = []

@@ -70,6 +70,7 @@ def run(
 
 def _ask(found: Study, yes: bool) -> None:
     """Ask before many points are computed.
+
     Raises:
         UserError: standard input is no terminal.
         KeyboardInterrupt: the answer is no.

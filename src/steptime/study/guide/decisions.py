@@ -133,6 +133,7 @@ def guide(
     **job: Any,
 ) -> Guide:
     """Follow the decision procedure for a model on a number of devices.
+
     Args:
         model: as for :func:`steptime.api.plan`.
         cluster: as for :func:`steptime.api.plan`.
