@@ -66,14 +66,15 @@ def public(
     Args:
         package: its name.
         places: public name -> ``module:attribute``.
-        group: of the entry points by which installed packages add names.
+        group: of the entry points by which installed packages add names; empty: none do.
     """
+    added: Mapping[str, Any] = Registry("public name", group) if group else {}
 
     def attribute(name: str) -> Any:
         if name in places:
             value = loaded(places[name])
-        elif entries := [] if name.startswith("_") else list(entry_points(group=group, name=name)):
-            value = entries[0].load()
+        elif not name.startswith("_") and name in added:  # Python asks for many names with an underscore
+            value = added[name]
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         setattr(sys.modules[package], name, value)

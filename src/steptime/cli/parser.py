@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar, get_args, get_orig
 
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
 from steptime.options import KEYS, OPTIONS, Count, Flag, Named, OneOf, Option, Place, Ratio, digits
-from steptime.registry import entry_points, loaded
+from steptime.registry import Registry, loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 WIDEST: Final = 80
@@ -306,12 +306,12 @@ class Entry(NamedTuple):
     heading: str = "Commands"
 
 
-class Group:
-    """A command that is a group of commands; installed packages can add further ones.
+ADDED: Final = Registry[Mapping[str, Mapping[str, Entry]]]("set of commands", "steptime.commands")
+"""Installed package -> name of a group -> further commands, as ``{"steptime lab": {"tile": Entry(...)}}``."""
 
-    The entry points of ``steptime.commands`` name mappings from a group's name to its further commands, as
-    ``{"steptime lab": {"tile": Entry(...)}}``. They are read once a name is missing, or all are listed.
-    """
+
+class Group:
+    """A command that is a group of commands; those of :data:`ADDED` are read once a name is missing, or for a list."""
 
     def __init__(self, name: str, text: str, table: Mapping[str, Entry] | None = None) -> None:
         self.name, self.text, self._own = name, text, dict(table or {})
@@ -320,8 +320,8 @@ class Group:
     def table(self) -> dict[str, Entry]:
         """All commands, the group's own first."""
         table = dict(self._own)
-        for point in entry_points(group="steptime.commands"):
-            table |= {name: entry for name, entry in point.load().get(self.name, {}).items() if name not in table}
+        for commands in ADDED.values():
+            table |= {name: entry for name, entry in commands.get(self.name, {}).items() if name not in table}
         return table
 
     def command(self, name: str = "") -> Callable[[F], F]:
@@ -339,9 +339,10 @@ class Group:
         Raises:
             UnknownNameError: there is none.
         """
-        if name not in self._own and name not in self.table:
+        entry = self._own.get(name) or self.table.get(name)
+        if entry is None:
             raise UnknownNameError("command", name, self.table, otherwise=f"{self.name} --help lists them")
-        place = (self._own.get(name) or self.table[name]).place
+        place = entry.place
         if not isinstance(place, str):
             return place
         module = importlib.import_module(place)
