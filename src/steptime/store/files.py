@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from steptime.errors import InputFileError, nearest
+from steptime.errors import FieldError, InputFileError, nearest, shorten
 from steptime.store.compiled import compiled
 
 #: Prefixes of paths to files that the process was started with.
@@ -258,6 +258,25 @@ def refuse_unwritable(path: str | os.PathLike[str]) -> None:
                 pass
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+def refuse_output(path: Path, option: str, example: str) -> None:
+    """Check before the work that a file for the output of an option can be written.
+
+    Args:
+        path: the file.
+        option: flag that names it.
+        example: name of such a file, whose ending is required.
+
+    Raises:
+        FieldError: it ends otherwise.
+        InputFileError: as :func:`refuse_unwritable`.
+    """
+    suffix = Path(example).suffix
+    if path.suffix.lower() != suffix:
+        hint = f"for example {option} {example}"
+        raise FieldError("", option, f"{shorten(str(path))!r} does not end in {suffix}", hint=hint)
+    refuse_unwritable(path)
 
 
 def prepare_folder(path: str | Path) -> None:

@@ -12,8 +12,8 @@ from steptime.errors import FieldError, InputFileError
 from steptime.hardware import load_device
 from steptime.hardware.library import NO_DEVICE
 from steptime.hardware.profiles import load_profile
-from steptime.measure.cli.score import check_out
 from steptime.measure.table import Table
+from steptime.store.files import refuse_output
 from steptime_lab.calibrate.family import NOT_LAUNCHED
 from steptime_lab.calibrate.gemm import FAMILY, gemm_shape
 from steptime_lab.data_root import require_data
@@ -156,7 +156,7 @@ def test_residuals(tmp_path: Path) -> None:
     )
     assert (first["skipped"], second["predicted_s"], second["skipped"]) == ("", "", NO_DEVICE)
     with pytest.raises(FieldError, match=r"does not end in \.csv"):
-        check_out(tmp_path / "r.txt")
+        refuse_output(tmp_path / "r.txt", "--out", "residuals.csv")
 
 
 @pytest.mark.quick(without=["score_kernels-kernels.parquet-0.09"])

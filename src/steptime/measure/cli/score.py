@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from steptime.cli import options as o
 from steptime.cli.parser import flag, number, positional
-from steptime.errors import FieldError, UserError
-from steptime.store.files import refuse_unwritable
+from steptime.errors import UserError
+from steptime.store.files import refuse_output
 
 
 def _file(option: str, text: str, metavar: str = "FILE") -> Any:
@@ -83,7 +83,7 @@ def command(
         if value is not None:
             raise UserError(f"{name} is for training runs alone", hint="give FILE")
     if out is not None:
-        check_out(out)
+        refuse_output(out, "--out", "residuals.csv")
     if stages is not None:
         _stages(stages, out, json)
     elif outcomes is not None:
@@ -92,20 +92,6 @@ def command(
         _table("kernels", kernels, given, out, json)
     else:
         _table("collectives", collectives, given, out, json)
-
-
-def check_out(path: Path) -> None:
-    """Refuses a file for residuals before the work, not after it.
-
-    Raises:
-        FieldError: it does not end in .csv.
-        InputFileError: it cannot be written.
-    """
-    if path.suffix.lower() != ".csv":
-        raise FieldError(
-            "", "--out", f"{str(path)[:80]!r} does not end in .csv", hint="for example --out residuals.csv"
-        )
-    refuse_unwritable(path)
 
 
 def _table(kind: str, path: Path | None, given: dict[str, str | int], out: Path | None, as_json: bool) -> None:
@@ -124,7 +110,7 @@ def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_
     from steptime.measure.runs import scoring as measured_scoring
 
     if out is not None:
-        check_out(out)
+        refuse_output(out, "--out", "residuals.csv")
     with Progress("predicting runs" if leave_out is None else "fitting and predicting") as progress:
         result = measured_scoring.score_runs(file, leave_out=leave_out, named=not unknown, progress=progress)
     if out is not None:
@@ -150,7 +136,7 @@ def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | Non
 
     given = outcome_scoring.given_cells(texts)
     if figure is not None:
-        outcome_scoring.check_figure(figure)
+        refuse_output(figure, "--figure", "reliability.svg")
     with Progress("predicting layouts") as progress:
         result = outcome_scoring.score_outcomes(file, given, progress=progress)
     if out is not None:

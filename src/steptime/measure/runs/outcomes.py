@@ -39,7 +39,6 @@ from steptime.measure.runs.scoring import REFUSED, Missing, doubted, skipped_cou
 from steptime.num import Array
 from steptime.registry import needed
 from steptime.report.text import console, grid, heading, percent
-from steptime.store.files import refuse_unwritable
 
 COLUMN: Final = "outcome"
 RAN, RAN_OUT = "ran", "ran out of memory"
@@ -270,20 +269,6 @@ def score_layouts(rows: list[TableRow], *, progress: Progress | None = None) -> 
     ordered = tuple(sorted(missing, key=lambda row: row.line))
     unread_columns = not_read((row.cells for row in rows), {"outcome"}.__contains__)
     return OutcomeScore(rows=len(rows), tried=tried, missing=ordered, columns_not_read=unread_columns)
-
-
-def check_figure(path: Path) -> None:
-    """Refuses a file for a diagram before the work, not after it.
-
-    Raises:
-        FieldError: it does not end in .svg.
-        InputFileError: it cannot be written.
-    """
-    if path.suffix.lower() != ".svg":
-        raise FieldError(
-            "", "--figure", f"{shorten(str(path))!r} does not end in .svg", hint="for example --figure reliability.svg"
-        )
-    refuse_unwritable(path)
 
 
 def write_outcomes(score: OutcomeScore, path: Path) -> None:
